@@ -74,6 +74,18 @@ def test_the_flow_stops_a_stalled_container_and_nothing_secret_is_left_behind(ha
     assert [text for text in texts if secret in text] == []
 
 
+def test_a_generator_beyond_its_memory_limit_is_said_to_have_been_killed_for_it(harness, cache, tmp_path):
+    greedy = CacheJob(
+        name="greedy", command=["sh", "-c", "exec dd if=/dev/zero of=/dev/null bs=400M count=1"], cache_dirs=[cache],
+        container=ContainerSpec(image=SHELL_IMAGE, memory_bytes="64m"),
+    )  # fmt: skip
+    state = generate_cache(greedy, retry=RetryPolicy(attempts=1), outputs={"report": tmp_path / "report.json"}, **FAST)
+    assert "the kernel killed the generator because memory ran out" in state.message
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["exit_code"], report["signal"], report["diagnosis"]["category"]) == (None, 9, "oom_killed")
+    assert any("went beyond its limit of 64.0 MiB" in note for note in report["notes"]), report["notes"]
+
+
 def test_each_attempt_is_a_container_of_its_own_and_the_second_resumes(harness, cache):
     script = f"[ -e {cache}/a ] && exec touch {cache}/done; echo x > {cache}/a; exit 7"
     state = generate_cache(job(cache, script), retry=RetryPolicy(attempts=2, backoff_s=0), **FAST)
@@ -82,8 +94,8 @@ def test_each_attempt_is_a_container_of_its_own_and_the_second_resumes(harness, 
 
 
 def test_a_build_of_a_store_is_written_from_a_container(harness, tmp_path):
-    job_ = job(None, "dd if=/dev/zero of=$OUT/weights.bin bs=1M count=3 2>/dev/null")
-    policy = PublishPolicy(store=tmp_path / "store", cache_dir_env="OUT")
+    job_ = job(None, "dd if=/dev/zero of=$OUT/weights.bin bs=1M count=3 2>/dev/null", env={"OUT": "{cache_dir}"})
+    policy = PublishPolicy(store=tmp_path / "store")
     policy.store.mkdir()
     first = generate_cache(job_, publish=policy, **FAST)
     assert first.is_completed(), first.message
@@ -97,8 +109,10 @@ def test_a_build_of_a_store_is_written_from_a_container(harness, tmp_path):
 
 def test_a_tag_that_leads_to_another_image_is_another_cache(harness, engine, tmp_path):
     image = "localhost/cachewatch-test/moves:1"
-    job_ = job(None, "echo x > $OUT/weights.bin").model_copy(update={"container": ContainerSpec(image=image)})
-    policy = PublishPolicy(store=tmp_path / "store", cache_dir_env="OUT")
+    job_ = job(None, "echo x > $OUT/weights.bin", env={"OUT": "{cache_dir}"}).model_copy(
+        update={"container": ContainerSpec(image=image)}
+    )
+    policy = PublishPolicy(store=tmp_path / "store")
     policy.store.mkdir()
     assert find_image(job_) == ""
     told = []

@@ -25,8 +25,8 @@ def test_a_server_in_a_container_is_ready_left_running_and_stopped_later(engine,
     script = f"dd if=/dev/zero of={cache}/f bs=1M count=1 2>/dev/null; echo fine > /tmp/health; httpd -f -p 127.0.0.1:{port} -h /tmp"
     url = f"http://127.0.0.1:{port}/health"
     ran = run_exec(
-        cache, "--image", SHELL_IMAGE, "--network", "host", "--poll", "0.3s", "--ready", f"http={url}", "--ready-every",
-        "0.3s", "--grace", "0.5s", command=["sh", "-c", script],
+        cache, "--image", SHELL_IMAGE, "--network", "host", "--poll", "0.3s", "--ready", f"http={url}",
+        "--grace", "0.5s", command=["sh", "-c", script],
     )  # fmt: skip
     assert ran.status == 0, ran.stderr
     name = ran.report["name"]

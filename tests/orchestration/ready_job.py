@@ -40,7 +40,7 @@ class Bench:
             name=self.tag,
             command=[sys.executable, "-I", "-S", SERVER, str(cache), str(self.port), json.dumps(plan), self.tag],
             cache_dirs=[cache],
-            ready={"kind": "http", "url": self.url, "check_every_s": 0.1, **(ready or {})},
+            ready={"kind": "http", "url": self.url, **(ready or {})},
         )
 
     def run(self, job: CacheJob, stall: dict[str, float] | None = None, **more: Any) -> State[Any]:

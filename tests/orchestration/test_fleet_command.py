@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.orchestration.conftest import Server, alive, wait_until_gone
-from tests.orchestration.test_fleet import FAILS, GROWS, job, new_tag, until, write_jobs
+from tests.orchestration.test_fleet import FAILS, GROWS, POLICY, job, new_tag, until, write_jobs
 from tests.prefect_database import fresh_home
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(400)]
@@ -63,7 +63,9 @@ def test_check_looks_at_limits_and_makes_none(server: Server, tmp_path: Path) ->
     assert done.stderr.startswith(
         f"cachewatch: there is no concurrency limit for the storage {tag} of the job 'a': create it"
     )
-    done = run(server, path, "--check", "--missing-limit", "create:2")
+    creates = {**POLICY, "missing_limit": "create:2"}
+    path = write_jobs(tmp_path, tag, [job("a", tag, tmp_path, storage={"name": tag})], policy=creates)
+    done = run(server, path, "--check")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (
         0, f"Storage {tag}: its concurrency limit would be made with 2 slots",
     )  # fmt: skip

@@ -69,7 +69,7 @@ def test_a_server_that_ends_before_it_is_ready_fails_the_run_at_once_and_is_trie
 
 def test_a_running_servers_cache_is_not_published(bench: Bench):
     (bench.root / "store").mkdir()
-    policy = PublishPolicy(store=bench.root / "store", cache_dir_env="TT_CACHE_PATH")
+    policy = PublishPolicy(store=bench.root / "store")
     state = bench.run(bench.job(), publish=policy)
     assert (state.type.value, state.name) == ("FAILED", "Refused")
     assert "a server that is left running may go on writing into its cache" in str(state.message)

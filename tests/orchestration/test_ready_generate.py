@@ -20,7 +20,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 def test_generate_hands_a_server_over_and_leaves_it_to_cachewatch_stop(bench: Bench, server: Server):
     job = bench.job(warm_s=0.5)
-    options = ["--ready", f"http={bench.url}", "--ready-every", "0.2s", "--attempts", "1", "--grace", "1s", "--quiet"]
+    options = ["--ready", f"http={bench.url}", "--attempts", "1", "--grace", "1s", "--quiet"]
     where = ["--name", bench.tag, "--cache-dir", str(job.cache_dirs[0]), "--report", str(bench.root / "report.json")]
     ran = run([*CACHEWATCH, "generate", *where, *options, "--", *job.command], env=server.env)
     assert ran.status == 0, ran.stderr

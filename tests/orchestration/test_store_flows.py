@@ -229,7 +229,8 @@ def test_a_check_command_that_does_not_exist_is_refused_before_the_generation(st
 def test_a_variable_tells_the_generator_where_to_write(store: CacheStore) -> None:
     code = WRITES.replace("sys.argv[1]", "os.environ['TT_CACHE_PATH']")
     plain = CacheJob(name="llama", command=[sys.executable, "-c", code])
-    assert run(plain, policy(store, cache_dir_env="TT_CACHE_PATH")).name == "Completed"
+    told = plain.model_copy(update={"env": {"TT_CACHE_PATH": "{cache_dir}"}})
+    assert run(told, policy(store)).name == "Completed"
     refused = run(plain, policy(store))
     assert refused.name == "Refused" and "is not told where to write" in str(refused.message)
 
@@ -238,7 +239,7 @@ def test_a_variable_tells_the_generator_where_to_write(store: CacheStore) -> Non
 @pytest.mark.parametrize("code", mostly_apart([CUTS, LIES], [CUTS]), ids=["cuts", "lies"])
 def test_a_generator_that_keeps_cut_files_is_resumed_without_them(store: CacheStore, tmp_path: Path, code: str) -> None:
     mark = tmp_path / "mark"
-    state = run(job(code, str(mark)), policy(store, suspect_window_s=0), retry=AGAIN)
+    state = run(job(code, str(mark)), policy(store), retry=AGAIN)
     assert state.name == "Completed", state.message
     kept = json.loads(mark.read_text())
     assert {0, 1} <= set(kept) and 4 not in kept, "the cut one was written again, those long finished were kept"
@@ -259,7 +260,7 @@ first = not os.path.exists(mark)
 theirs("early.bin", 50_000)
 for n in range(3):
     open(os.path.join(cache, f"layer{n}.bin"), "wb").write(bytes([n]) * 50_000)
-    time.sleep(0.4)
+    time.sleep(0.8)
 theirs("late.bin", 20_000 if first else 50_000)
 if first:
     if fixed == "fixed":
@@ -275,7 +276,7 @@ def test_a_clean_retry_keeps_another_users_files_but_those_that_may_be_cut(
     store: CacheStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clean = AGAIN.model_copy(update={"on_retry": "clean"})
-    state = run(job(STRANGERS, str(tmp_path / "mark"), "free"), policy(store, suspect_window_s=0), retry=clean)
+    state = run(job(STRANGERS, str(tmp_path / "mark"), "free"), policy(store), retry=clean)
     assert state.name == "Completed", state.message
     current = Path(store.current_path("llama"))
     assert {file.name: file.stat().st_size for file in current.glob("*.bin")} == dict.fromkeys(
@@ -302,7 +303,7 @@ def test_a_file_of_another_user_that_may_be_cut_and_cannot_be_removed_ends_the_r
     again = AGAIN.model_copy(update={"on_retry": on_retry})
     given: dict[str, Any] = {"retry": again, "outputs": {"report": report}}
     try:
-        state = run(job(STRANGERS, str(tmp_path / "mark"), "fixed"), policy(store, suspect_window_s=0), **given)
+        state = run(job(STRANGERS, str(tmp_path / "mark"), "fixed"), policy(store), **given)
         (cut,) = Path(store.root).glob("llama/builds/*/late.bin")
         assert (state.type, state.name) == ("FAILED", "Stalled")
         assert "No further attempt: cannot remove late.bin before the retry" in str(state.message)
@@ -318,13 +319,13 @@ def test_a_file_of_another_user_that_may_be_cut_and_cannot_be_removed_ends_the_r
 def test_the_next_run_resumes_what_a_stalled_one_left(store: CacheStore, tmp_path: Path, code: str) -> None:
     mark = tmp_path / "mark"
     report = tmp_path / "report.json"
-    state = run(job(code, str(mark)), policy(store, suspect_window_s=0), outputs={"report": report})
+    state = run(job(code, str(mark)), policy(store), outputs={"report": report})
     assert state.name == "Stalled"
     written = json.loads(report.read_text())
     assert (written["outcome"], written["publication"]["status"]) == ("stalled", "unfinished")
     assert builds(store) == ["abandoned"]
     assert not Path(store.current_path("llama")).exists()
-    state = run(job(code, str(mark)), policy(store, suspect_window_s=0))
+    state = run(job(code, str(mark)), policy(store))
     assert state.name == "Completed"
     assert state.result().publication.path == written["publication"]["path"]
     kept = json.loads(mark.read_text())

@@ -260,7 +260,7 @@ def test_a_server_that_a_worker_has_started_outlives_its_run_and_is_stopped_by_i
 ) -> None:
     tag = f"serve-{uuid.uuid4().hex[:8]}"
     asked = parameters(tmp_path / "cache", SERVES, tag)
-    asked["job"]["ready"] = {"kind": "log", "pattern": "startup complete", "check_every_s": 0.5}
+    asked["job"]["ready"] = {"kind": "log", "pattern": "startup complete"}
     run_id = deployed.start_run(NIGHTLY, asked)
     run = deployed.wait_for_state(run_id, "FAILED", "COMPLETED", "CRASHED")
     assert (run["state_type"], run["state_name"]) == ("COMPLETED", "Ready")

@@ -24,8 +24,6 @@ QUICK = [
     "4s",
     "--poll",
     "0.2s",
-    "--ready-every",
-    "0.1s",
     "--grace",
     "1s",
 ]

@@ -20,7 +20,7 @@ DEFAULTS = {
     "hang_in_writing": False,  # writes once and then does nothing, for ever
     "exit_in_warmup": None,  # ends with this code in the middle of its warm-up
     "never_ready": False,  # binds no port, for ever
-    "status_warming": None,  # answers this while it warms up
+    "status_warming": None,  # answers this while it warms up, once at least
     "hang_health": False,  # takes connections from the start and never answers
     "daemonize": False,  # the first process ends with exit code 0, a child serves
     "workers": 0,  # children that sleep
@@ -56,13 +56,13 @@ def main() -> None:
     if plan["hang_in_writing"]:
         time.sleep(600)
     print("warming up", flush=True)
-    state = {"status": plan["status_warming"]}
+    state, asked = {"status": plan["status_warming"]}, threading.Event()
 
     class Health(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(state["status"] or 200)
             self.end_headers()
-            self.wfile.write(b'{"status": "ready"}' if state["status"] is None else b'{"status": "warming"}')
+            asked.set()
             sys.stdout.write("x" * plan["print_bytes"])
             sys.stdout.flush()
 
@@ -73,6 +73,7 @@ def main() -> None:
     if state["status"] is not None:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Health)
         threading.Thread(target=server.serve_forever, daemon=True).start()
+        asked.wait(60)
     time.sleep(plan["warm_s"])
     if plan["exit_in_warmup"] is not None:
         print("RuntimeError: device 3 does not answer", flush=True)

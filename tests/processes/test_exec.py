@@ -305,7 +305,6 @@ def test_a_pause_within_the_window_is_suspected_and_forgiven(cache):
         (["--progress-by", "hope"], "Invalid value for '--progress-by': 'hope' is not one of 'bytes', 'any'."),
         (["--env", "NOVALUE"], "--env 'NOVALUE' is not NAME=VALUE: write it like --env TT_CACHE_PATH=/mnt/cache"),
         (["--cache-dir", ""], "--cache-dir is empty: name the directory that must grow"),
-        (["--cwd", "/nowhere"], "working directory /nowhere is not a directory: create it first"),
         (["--report", "/nowhere/r.json"], "report file /nowhere/r.json cannot be written: directory /nowhere does not exist; create it first"),
         (["--log", "/nowhere/log"], "log file /nowhere/log cannot be written: No such file or directory"),
         (["--dance"], "No such option"),
@@ -489,8 +488,9 @@ def test_two_jobs_on_one_directory_the_second_ends_at_once_and_names_the_first(c
 def test_environment_working_directory_and_standard_input_reach_the_generator(cache, tmp_path):
     (tmp_path / "work").mkdir()
     ran = run_exec(
-        cache, *WELL, "--allow-empty", "--env", "A=b=c", "--env", "EMPTY=", "--cwd", tmp_path / "work",
+        cache, *WELL, "--allow-empty", "--env", "A=b=c", "--env", "EMPTY=",
         command=sh('echo "$A|$EMPTY|$PWD"; cat; echo problem >&2; test -n "$CACHEWATCH_ID"'), input="from outside\n",
+        cwd=tmp_path / "work",
     )  # fmt: skip
     assert ran.status == 0
     assert ran.stdout == f"b=c||{tmp_path}/work\nfrom outside\n"

@@ -50,7 +50,6 @@ def test_check_says_what_would_run_and_makes_nothing(tmp_path: Path) -> None:
     [
         ({"comand": []}, [], "jobs.yaml, line 10: jobs[0].comand is not known: did you mean command?"),
         ({"command": ["no-such-generator"]}, [], "job 'a': command 'no-such-generator' not found in PATH: check its name, or give its full path"),
-        ({}, ["--max-failures", "3"], "the fleet: policy: max_failures needs on_failure: stop_new or fail_fast; with continue nothing counts failures"),
         ({}, ["--deployment", "nightly"], "the deployment 'nightly' is not flow/name: write it like generate-cache/fleet-member"),
         ({}, ["--max-parallel", "0"], "Invalid value for '--max-parallel': 0 is not in the range"),
     ],

@@ -46,12 +46,12 @@ try:
         open(f"{mount}/cache/one.bin", "ab", buffering=0).write(b"x" * size)
 except OSError:
     open(failed, "w").close()
-end = time.monotonic() + 5
+end = time.monotonic() + 50
 with open("/dev/zero", "rb", buffering=0) as source:
     while time.monotonic() < end:
         sum(source.read(1 << 22)[::512])
 """
-QUICK = ("--no-space-after", "1s", "--stall-after", "5m", "--poll", "0.3s", "--grace", "0.5s", "--no-bundle")
+QUICK = ("--stall-after", "5m", "--poll", "0.3s", "--grace", "0.5s", "--no-bundle")
 
 
 def stall_on(
@@ -88,7 +88,7 @@ def stall_on(
 )
 def test_a_silence_on_storage_that_is_full_is_a_stall_long_before_the_window(tmp_path, options, kind, text):
     report = stall_on(tmp_path, options)
-    assert (report["stall"]["kind"], report["stall"]["window_s"]) == (kind, 1.0)
+    assert (report["stall"]["kind"], report["stall"]["window_s"]) == (kind, 30.0)
     assert report["diagnosis"]["category"] == kind
     assert text in report["message"] and "Cause:" not in report["message"]  # the message says it already
     assert report["growth"]["bytes_written"] > 1_000_000
@@ -101,7 +101,7 @@ def test_a_file_system_that_turns_read_only_is_one(tmp_path):
 
 @pytest.mark.campaign
 def test_space_that_comes_back_in_time_leaves_the_usual_window(tmp_path):
-    options = ("--no-space-after", "4s", "--stall-after", "6s", "--poll", "0.5s", "--grace", "0.5s", "--no-bundle")
+    options = ("--stall-after", "50s", "--poll", "0.5s", "--grace", "0.5s", "--no-bundle")
     cache = tmp_path / "mount/cache"
     report = stall_on(
         tmp_path, "size=4m", f"rm {cache}/0.bin {cache}/1.bin", exec_options=options, size=900_000, waits=True

@@ -88,14 +88,19 @@ def test_new_files_are_looked_for_where_the_command_points_to(cache: Path, tmp_p
     script = f"cd {right} && head -c 9999 /dev/zero > layer0.bin"
     options: tuple[str, ...] = ()
     words: list[str] = []
-    if where == "cwd":
-        options = ("--cwd", str(right))
-    elif where == "option":
+    if where == "option":
         words = [f"--out={right}"]
     elif where == "environment":
         options = ("--env", f"OUT={right}")
     message = told(
-        run_exec(cache, *WELL, *options, cachewatch=SEARCHES_AT_LEISURE, command=["sh", "-c", script, "sh", *words])
+        run_exec(
+            cache,
+            *WELL,
+            *options,
+            cachewatch=SEARCHES_AT_LEISURE,
+            command=["sh", "-c", script, "sh", *words],
+            cwd=right if where == "cwd" else None,
+        )
     )
     assert f"New since its start: {right}/layer0.bin" in message or f"open for writing in {right}" in message
 
@@ -114,8 +119,6 @@ def test_what_is_plainly_no_cache_is_not_named(cache: Path, tmp_path: Path) -> N
         "cache = open('right/layer0.bin', 'wb')\nfor n in range(4): cache.write(bytes(9999)); cache.flush(); time.sleep(0.4)"
     )
     options = (
-        "--cwd",
-        str(work),
         "--env",
         "PYTHONDONTWRITEBYTECODE=",
         "--log",
@@ -124,7 +127,9 @@ def test_what_is_plainly_no_cache_is_not_named(cache: Path, tmp_path: Path) -> N
         str(work / "growth.trace"),
     )
     message = told(
-        run_exec(cache, *WELL, *options, cachewatch=SEARCHES_AT_LEISURE, command=[sys.executable, "-c", script])
+        run_exec(
+            cache, *WELL, *options, cachewatch=SEARCHES_AT_LEISURE, command=[sys.executable, "-c", script], cwd=work
+        )
     )
     assert f"open for writing in {right}" in message
     for noise in ("__pycache__", "run.log", "/proc", "/dev", ".git", "output.txt", "growth.trace", f"in {work}."):
@@ -135,8 +140,6 @@ def test_what_is_plainly_no_cache_is_not_named(cache: Path, tmp_path: Path) -> N
     time.sleep(1.5)  # beyond what a clock may differ
     script = "import sys; sys.path.insert(0, '.'); import helper"
     options = (
-        "--cwd",
-        str(fast),
         "--env",
         "PYTHONDONTWRITEBYTECODE=",
         "--log",
@@ -145,7 +148,9 @@ def test_what_is_plainly_no_cache_is_not_named(cache: Path, tmp_path: Path) -> N
         str(fast / "growth.trace"),
     )
     message = told(
-        run_exec(cache, *WELL, *options, cachewatch=SEARCHES_AT_LEISURE, command=[sys.executable, "-c", script])
+        run_exec(
+            cache, *WELL, *options, cachewatch=SEARCHES_AT_LEISURE, command=[sys.executable, "-c", script], cwd=fast
+        )
     )
     assert "Where else it wrote was not seen." in message
 
@@ -159,7 +164,7 @@ def test_a_scratch_directory_is_named_after_the_others() -> None:
 
 def test_where_nothing_was_seen_that_is_said(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "quiet").mkdir()
-    ran = run_exec(cache, *WELL, "--cwd", str(tmp_path / "quiet"), command=["true"])
+    ran = run_exec(cache, *WELL, command=["true"], cwd=tmp_path / "quiet")
     assert "Where else it wrote was not seen." in told(ran)
 
 

@@ -90,7 +90,7 @@ def test_a_server_is_ready_by_its_health_and_its_cache_is_marked_as_completed(tm
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = ("--profile", f"{tt[1]},port={port}", *tt[2:], "--then", "stop", "--ready-every", "0.2s")
+    options = ("--profile", f"{tt[1]},port={port}", *tt[2:], "--then", "stop")
     ran = run_exec(tmp_path, *options, command=[sys.executable, "-c", SERVER, str(port), tag])
     assert (ran.status, ran.report["outcome"]) == (0, "completed"), ran.stderr
     assert (ran.report["ready"]["kind"], ran.report["ready"]["then"]) == ("http", "stop")

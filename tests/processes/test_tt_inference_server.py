@@ -67,8 +67,6 @@ def guarded(tmp_path: Path, env: dict[str, str], *options: str) -> Ran:
         "r.json",
         "--poll",
         "0.2s",
-        "--ready-every",
-        "0.2s",
         "--no-bundle",
         *options,
     ]

@@ -40,9 +40,9 @@ server = CacheJob(
     name="llama",
     command=["python3", "serve.py"],
     cache_dirs=[Path("/mnt/cache")],
-    ready=ReadyOnHttp(url="http://127.0.0.1:8000/health", status=200, then="leave_running"),
+    ready=ReadyOnHttp(url="http://127.0.0.1:8000/health", then="leave_running"),
 )
-once = ReadyOnLog(pattern="startup complete", then="stop", warmup_begins_log="model loaded")
+once = ReadyOnLog(pattern="startup complete", then="stop")
 
 
 def through_prefect() -> GenerationSummary:

@@ -126,6 +126,8 @@ def _find(name: str, shipped: Mapping[str, Path]) -> Path:
         return path
     if name in shipped:
         return shipped[name]
+    if path.exists():
+        return path  # its reader says why it cannot be read
     raise InputError(f"{for_terminal(name)} is no file and none of the shipped automations{nearest(name, shipped)}")
 
 

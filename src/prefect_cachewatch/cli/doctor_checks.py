@@ -111,7 +111,7 @@ def check_engine(patience_s: float = _ENGINE_S) -> Check:
     """
     costs = "generators in containers (--image)"
     try:
-        candidates = engine_candidates(None)
+        candidates = engine_candidates()
     except InputError as error:
         return Check("engine", "warning", error.message, costs)
     version, why = _ping_first(candidates, patience_s)

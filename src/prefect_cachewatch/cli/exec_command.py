@@ -36,7 +36,7 @@ def _recognize(options: dict[str, Any]) -> str | None:
 
     env = {**os.environ, **environment_from(options["env"], inherit=False)}
     try:
-        found = recognize_profile(options["command"], env, os.path.abspath(options["cwd"] or os.getcwd()))
+        found = recognize_profile(options["command"], env, os.getcwd())
     except InputError:
         if not is_ready_given():
             raise
@@ -55,7 +55,7 @@ def _recognize(options: dict[str, Any]) -> str | None:
 
 def _describe_ready(ready: ReadyWhen) -> str:
     if ready.kind == "http":
-        return f"{ready.url} answers {ready.status}"
+        return f"{ready.url} answers 200"
     return f"{ready.host}:{ready.port} takes connections" if ready.kind == "tcp" else "it is ready"
 
 

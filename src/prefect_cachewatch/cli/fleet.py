@@ -39,16 +39,16 @@ NOT_ALL = 1
 
 _POLICY = Fields(
     FleetPolicy,
-    "max_parallel N, on_failure, max_failures N, resume, missing_limit error|ignore|create:N",
+    "max_parallel N, resume",
 )
 _SECTIONS = [
-    Section("Basics", "--check --max-parallel --deployment --name", [
+    Section("Basics", "--check --max-parallel --deployment --name --resume", [
         option("--check", is_flag=True, help="Only see whether the file, this host and Prefect have what the jobs need."),
         _POLICY["max_parallel"],
         option("--deployment", metavar="FLOW/NAME", help="Run the jobs on the workers of this deployment."),
         option("--name", help="Name of the fleet; default the file's."),
+        _POLICY["resume"],
     ]),
-    Section("When jobs fail", "--on-failure --max-failures --resume", _POLICY.options("max_parallel")),
     Section("Output", "--quiet --verbose --json", [
         option("-q", "--quiet", is_flag=True, help="Say nothing but how it ended."),
         verbose_option("Show Prefect's log, and no live table."),

@@ -36,12 +36,7 @@ _MAX_FILES, _MAX_JOBS = 10, 20
 @click.option("--list", "list_all", is_flag=True, help="List the bundles there are, the newest first.")
 @click.option("--history", "job", metavar="NAME", help="Show the last runs of the job NAME, the newest first.")
 @json_option("Write its report.json as it is, or the list or the history as one JSON object.")
-@click.option(
-    "--bundle-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where bundles lie, if not in the usual place."
-)
-def command(
-    bundle: Path | None, open_page: bool, list_all: bool, job: str | None, as_json: bool, bundle_dir: Path | None
-) -> None:
+def command(bundle: Path | None, open_page: bool, list_all: bool, job: str | None, as_json: bool) -> None:
     """Show the post-mortem of a generation that stalled or failed; without BUNDLE the newest one.
 
     BUNDLE is its directory, or its name as --list shows it.
@@ -49,7 +44,7 @@ def command(
     if job is not None:
         _show_history(job, as_json)
         return
-    root = bundle_dir or default_bundle_root()
+    root = default_bundle_root()
     width = min(100, shutil.get_terminal_size((80, 24)).columns)
     if list_all:
         if as_json:

@@ -14,7 +14,8 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
-from typing import IO, Any, TypeVar
+from http import HTTPStatus
+from typing import Any, TypeVar
 
 from prefect_cachewatch.common.text import for_terminal
 
@@ -71,7 +72,7 @@ class HttpAddress:
         url: http or https.
 
     Example:
-        >>> HttpAddress("http://127.0.0.1:9/").ask(lambda status, body: None, 1)
+        >>> HttpAddress("http://127.0.0.1:9/").ask(1)
         'connection refused'
     """
 
@@ -84,19 +85,18 @@ class HttpAddress:
             handlers.append(urllib.request.ProxyHandler({}))
         self._opener = urllib.request.build_opener(*handlers)
 
-    def ask(self, judge: Callable[[int, IO[bytes]], str | None], timeout_s: float) -> str | None:
+    def ask(self, timeout_s: float) -> str | None:
         """Send one request.
 
         Args:
-            judge: gets status and body; returns what is wrong with them, or None.
             timeout_s: for the whole request, in seconds.
 
         Returns:
-            What `judge` returned, or in a few words why there is no answer.
+            None if it answered 200; else in a few words what it answered, or why it did not.
         """
         try:
             # The socket's own timeout bounds each read. Only this deadline bounds headers that arrive a byte at a time.
-            return self._bounded.call(lambda: self._ask(judge, timeout_s), timeout_s + _SLACK_S)
+            return self._bounded.call(lambda: self._ask(timeout_s), timeout_s + _SLACK_S)
         except TimeoutError:
             self._links.cut()
             return "no answer in time"
@@ -105,13 +105,13 @@ class HttpAddress:
         """Cut the connections; a thread that reads from one continues with an error."""
         self._links.cut()
 
-    def _ask(self, judge: Callable[[int, IO[bytes]], str | None], timeout_s: float) -> str | None:
+    def _ask(self, timeout_s: float) -> str | None:
         try:
             with self._opener.open(self._request, timeout=timeout_s) as answer:
-                return judge(answer.status, answer)
+                return None if answer.status == HTTPStatus.OK else f"answered {answer.status}"
         except urllib.error.HTTPError as error:
             with error:
-                return judge(error.code, error)
+                return f"answered {error.code}"
         except (OSError, http.client.HTTPException, ValueError) as error:
             return describe_failure(error)
 

@@ -14,6 +14,7 @@ import os
 import select
 import stat
 import time
+from typing import BinaryIO
 
 from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.directories import FileRefused, open_directory_entry, refuse_planted
@@ -25,6 +26,8 @@ LOCK_FILE = ".cachewatch.lock"
 PRIVATE = 0o600
 #: Mode of a new file that is not secret; the umask applies.
 PUBLIC = 0o666
+#: Largest file that is read whole where a person names it: nobody writes more by hand.
+INPUT_MAX_BYTES = 4 * 2**20
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: opening a FIFO without a reader, or a terminal without a carrier, would block.
 _STRAIGHT = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -193,6 +196,38 @@ def write_within(fd: int, data: bytes | memoryview, timeout_s: float) -> None:
             raise TimeoutError(errno.ETIMEDOUT, f"its reader did not take it within {timeout_s:g} s")
         with contextlib.suppress(BlockingIOError):
             view = view[os.write(fd, view if whole else view[:_PIECE]) :]
+
+
+def open_input(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file that a person names for reading; nothing is waited for, such as the writer of a FIFO.
+
+    Args:
+        path: the file.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return open(fd, "rb")
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def read_input(path: str | os.PathLike[str]) -> bytes:
+    """Read a file that a person names: `INPUT_MAX_BYTES` and one byte more at most.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    with open_input(path) as file:
+        return file.read(INPUT_MAX_BYTES + 1)
 
 
 def is_special(path: str | os.PathLike[str]) -> bool:

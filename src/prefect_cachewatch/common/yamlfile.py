@@ -5,10 +5,7 @@ The caller interprets the keys.
 
 from __future__ import annotations
 
-import errno
-import os
 import re
-import select
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +13,11 @@ from typing import Any
 
 import yaml
 
+from prefect_cachewatch.common.files import INPUT_MAX_BYTES, read_input
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
-_MAX_BYTES = 4 * 2**20
 _MAX_DEPTH = 64
-_PIPE_S = 30.0
 # Limit on the values that a file may stand for through aliases: a multiple of those written in it, and an absolute
 # maximum.
 _GROWTH, _FREE_VALUES, _MAX_VALUES = 20, 10_000, 2_000_000
@@ -90,7 +86,7 @@ def open_yaml(path: Path) -> YamlFile:
     except (OSError, ValueError) as error:  # a name with NUL in it is a ValueError
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{shown} cannot be read ({reason}): check the path") from None
-    if len(raw) > _MAX_BYTES:
+    if len(raw) > INPUT_MAX_BYTES:
         raise InputError(f"{shown} is larger than 4 MiB, which nobody writes by hand: check the path")
     try:
         loader = _Loader(raw)
@@ -110,21 +106,6 @@ def open_yaml(path: Path) -> YamlFile:
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         raise InputError(f"{shown} is not YAML ({type(error).__name__}): check the file") from None
     return YamlFile(shown, data, root)
-
-
-def read_input(path: Path) -> bytes:
-    """Read a file that people name, 4 MiB of it and one byte more at most; raises OSError."""
-    # Opening a FIFO waits for its writer, which may never come; the FIFO of `<(command)` has one.
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    with open(fd, "rb", buffering=0) as file:
-        raw = b""
-        while len(raw) <= _MAX_BYTES:
-            if not select.select([fd], [], [], _PIPE_S)[0]:
-                raise TimeoutError(errno.ETIMEDOUT, f"nothing was written to it for {_PIPE_S:g} s")
-            if not (data := file.read(_MAX_BYTES + 1 - len(raw))):
-                break
-            raw += data
-    return raw
 
 
 def read_yaml(path: Path) -> Any:

@@ -21,10 +21,6 @@ _FORMS = {
     "image": (r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*", "is not the name of an image: write it like registry/name:tag"),
     "gpus": (r"all|[1-9]\d{0,3}|device=[\w,.:-]+", "is not all, a number, or device=0,1"),
     "workdir": (r"(?s)/.*", "is not an absolute path in the container"),
-    "engine": (
-        r"unix:///\S+|tcp://[\w.\[\]:-]+:\d+",
-        "is not an engine's URL: write unix:///path/to.sock or tcp://host:port",
-    ),
 }
 
 
@@ -104,7 +100,7 @@ class DeviceMapping(_InSchema):
 class ContainerSpec(InputModel):
     """The container that a job's generator runs in; `privileged` and the host's pid namespace are not offered."""
 
-    ADVANCED = ("ulimits", "init", "engine")
+    ADVANCED = ("ulimits", "init")
 
     image: str = Field(
         min_length=1,
@@ -147,11 +143,6 @@ class ContainerSpec(InputModel):
         description="Run the engine's small init as process 1, which passes SIGTERM on; a shell as process 1 ignores it.",
     )
     pull: Literal["missing", "always", "never"] = Field(default="missing", description="When the image is pulled.")
-    engine: str | None = Field(
-        default=None,
-        description="URL of the engine's API: unix:///path or tcp://host:port; default DOCKER_HOST, else Docker's or "
-        "podman's usual socket.",
-    )
 
     @field_validator(*_FORMS)
     @classmethod

@@ -58,7 +58,6 @@ class StallPolicy(InputModel):
         "warmup_within_s",
         "progress",
         "unresponsive_after_s",
-        "no_space_after_s",
         "attribute_cache_s",
     )
 
@@ -85,7 +84,7 @@ class StallPolicy(InputModel):
         ge=0.2,
         le=WEEK_S,
         description="For a job that starts a server: the longest silence after its last byte until it is ready; "
-        "never less than stall_after_s, unless the job names what begins its warm-up.",
+        "never less than stall_after_s.",
     )
     poll_s: Duration = Field(
         default=15,
@@ -110,13 +109,6 @@ class StallPolicy(InputModel):
         le=WEEK_S,
         description="A cache directory that cannot be measured for this long (hung file system, lost permission, "
         "directory gone) ends the run; default stall_after_s.",
-    )
-    no_space_after_s: Duration = Field(
-        default=30,
-        ge=0.2,
-        le=WEEK_S,
-        description="Silence for this long is a stall where no write can succeed (disk full, no inode, "
-        "read-only) and the tree neither computes nor reads; looked at three times.",
     )
     attribute_cache_s: OptionalDuration = Field(
         default=None,

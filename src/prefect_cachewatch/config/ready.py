@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.config.quantities import Duration, InputModel
+from prefect_cachewatch.config.quantities import InputModel
 
 _PATTERN_MAX = 500
 
@@ -103,70 +103,23 @@ class ReadyOnExit(InputModel):
 class _Server(InputModel):
     """What all jobs that start a server have in common."""
 
-    ADVANCED = (
-        "check_every_s",
-        "timeout_s",
-        "warmup_begins_log",
-        "warmup_begins_file",
-    )
-
     then: Literal["leave_running", "stop"] = Field(
         default="leave_running",
         description="When ready - leave_running: hand the server over, it goes on without its guard until "
         "`cachewatch stop`; stop: stop it, its cache was all that was wanted.",
     )
-    check_every_s: Duration = Field(
-        default=5, ge=0.1, le=3600, description="Time between two looks whether it is ready."
-    )
-    timeout_s: Duration = Field(default=5, ge=0.1, le=300, description="Seconds that one look may take.")
-    warmup_begins_log: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=_PATTERN_MAX,
-        description="A regular expression: warm-up begins when the output has a line that matches it, and silence "
-        "before it is a stall. Default: warm-up begins by the rule of docs/readiness.md.",
-    )
-    warmup_begins_file: Path | None = Field(
-        default=None,
-        description="A marker file: warm-up begins when it has been written, and silence before it is a stall. "
-        "Absolute, or relative to the first cache directory.",
-    )
-
-    @field_validator("warmup_begins_log")
-    @classmethod
-    def _searchable(cls, pattern: str | None) -> str | None:
-        return None if pattern is None else check_pattern(pattern)
-
-    @field_validator("warmup_begins_file")
-    @classmethod
-    def _nameable(cls, path: Path | None) -> Path | None:
-        return None if path is None else _check_marker(path)
 
 
 class ReadyOnHttp(_Server):
-    """Ready when an address answers with a status, and a body that fits if one is asked for."""
+    """Ready when an address answers 200; a redirect is an answer and is not followed."""
 
-    kind: Literal["http"] = Field(default="http", description="Ready when an HTTP address answers.")
+    kind: Literal["http"] = Field(default="http", description="Ready when an HTTP address answers 200.")
     url: str = Field(max_length=2000, description="The address, for example http://127.0.0.1:8000/health.")
-    status: int = Field(
-        default=200, ge=100, le=599, description="HTTP status that means ready; redirects are not followed."
-    )
-    body_pattern: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=_PATTERN_MAX,
-        description="A regular expression that the first 64 KiB of the body must match too.",
-    )
 
     @field_validator("url")
     @classmethod
     def _address(cls, url: str) -> str:
         return _check_url(url)
-
-    @field_validator("body_pattern")
-    @classmethod
-    def _body(cls, pattern: str | None) -> str | None:
-        return None if pattern is None else check_pattern(pattern)
 
 
 class ReadyOnTcp(_Server):

@@ -60,13 +60,10 @@ def sdk() -> Any:
         ) from None
 
 
-def engine_candidates(
-    asked: str | None, environ: Mapping[str, str] | None = None, uid: int | None = None
-) -> list[EngineAddress]:
-    """List the engines to try, in order; an explicitly named engine is the only one.
+def engine_candidates(environ: Mapping[str, str] | None = None, uid: int | None = None) -> list[EngineAddress]:
+    """List the engines to try, in order; one that a variable names is the only one.
 
     Args:
-        asked: the job's `engine`.
         environ: default `os.environ`.
         uid: default this user's.
 
@@ -77,13 +74,11 @@ def engine_candidates(
         InputError: DOCKER_HOST or CONTAINER_HOST names an engine with an unsupported transport.
 
     Example:
-        >>> [str(one) for one in engine_candidates(None, {"DOCKER_HOST": "unix:///tmp/x.sock"})]
+        >>> [str(one) for one in engine_candidates({"DOCKER_HOST": "unix:///tmp/x.sock"})]
         ['unix:///tmp/x.sock (DOCKER_HOST)']
     """
     env = os.environ if environ is None else environ
     uid = os.geteuid() if uid is None else uid
-    if asked:
-        return [EngineAddress(asked, "engine")]
     for variable in ("DOCKER_HOST", "CONTAINER_HOST"):
         if url := env.get(variable):
             if not url.startswith(("unix:///", "tcp://")) or (
@@ -101,11 +96,8 @@ def engine_candidates(
     return [EngineAddress(f"unix://{path}", "default") for path in paths]
 
 
-def find_engine(asked: str | None) -> EngineAddress:
+def find_engine() -> EngineAddress:
     """Find the first engine that answers.
-
-    Args:
-        asked: the job's `engine`; None to look in the usual places.
 
     Returns:
         Its address.
@@ -115,7 +107,7 @@ def find_engine(asked: str | None) -> EngineAddress:
     """
     sdk()
     tried = []
-    for address in engine_candidates(asked):
+    for address in engine_candidates():
         try:
             # Not the version request: for that podman asks the package manager, which takes seconds on a busy machine.
             api_version, is_podman = EngineHttp(address.url).ping(CALL_S)
@@ -125,22 +117,17 @@ def find_engine(asked: str | None) -> EngineAddress:
         return replace(address, api_version=api_version, is_podman=is_podman)
     raise InputError(
         f"no container engine answers (tried {'; '.join(tried)}): start Docker, or podman's service with "
-        "`systemctl start podman.socket`, or name its socket with --engine or DOCKER_HOST"
+        "`systemctl start podman.socket`, or name its socket with DOCKER_HOST"
     )
 
 
-def find_image_id(asked: str | None, image: str) -> str:
+def find_image_id(image: str) -> str:
     """Ask the first engine that answers for the identifier of an image; empty if it has none, or none answers.
 
     Args:
-        asked: the job's `engine`; None to look in the usual places.
         image: its name.
-
-    Example:
-        >>> find_image_id("unix:///nonexistent/engine.sock", "i")
-        ''
     """
-    for address in engine_candidates(asked):
+    for address in engine_candidates():
         path = f"/images/{urllib.parse.quote(image, safe='/:@')}/json"
         try:
             found = EngineHttp(address.url).call("GET", path, CALL_S)

@@ -101,7 +101,7 @@ def describe_containers(report: ContainerReport) -> list[str]:
 
 def _present_by_default() -> list[str]:
     try:
-        found = engine_candidates(None)
+        found = engine_candidates()
     except InputError:
         return []
     return [one.url for one in found if not one.is_local or os.path.exists(one.url.removeprefix("unix://"))]

@@ -116,7 +116,7 @@ def plan_container(job: CacheJob) -> ContainerPlan:
     assert spec is not None
     if spec.network is not None and spec.network.startswith("container:"):
         raise InputError("container.network: another container's network is not offered: name a network, or none")
-    engine = find_engine(spec.engine)
+    engine = find_engine()
     if spec.gpus is not None and engine.is_podman:
         raise InputError(
             "podman's API does not act on gpus (--gpus): give --device nvidia.com/gpu=all instead, which needs "

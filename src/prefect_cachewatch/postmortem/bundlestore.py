@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect_cachewatch.common.directories import FileRefused, make_own_directory, state_directory
-from prefect_cachewatch.common.files import write_file
+from prefect_cachewatch.common.files import open_input, write_file
 from prefect_cachewatch.common.mounts import mount_of, parse_mountinfo, read_mounts
 from prefect_cachewatch.common.removal import Entry, look_path, remove_path
 from prefect_cachewatch.errors import InputError
@@ -155,10 +154,7 @@ def load_report(bundle: Path) -> dict[str, Any]:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        # Without waiting: a pipe may lie there.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise InputError(f"{path} is not a report: it is no regular file")
+        with open_input(path) as file:
             raw = file.read(_REPORT_BYTES + 1)
         if len(raw) > _REPORT_BYTES:
             raise InputError(f"{path} is not a report: it is larger than {_REPORT_BYTES >> 20} MiB")
@@ -168,7 +164,7 @@ def _load(path: Path) -> dict[str, Any]:
             f"{path.parent} is not a bundle: {path.name} is missing; `cachewatch report --list` shows those there are"
         ) from None
     except OSError as error:
-        raise InputError(f"bundle {path.parent} cannot be read: {error.strerror}") from error
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError):
         raise InputError(f"{path} is not a report: it is no JSON; was it cut short?") from None
     if not isinstance(report, dict):

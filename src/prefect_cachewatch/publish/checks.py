@@ -54,7 +54,7 @@ def check_tree(tree: BuildTree, policy: PublishPolicy, last_bytes: int | None = 
 
     Returns:
         The findings, refusals first; empty if there are none. Categories: `special_file`, `link_escapes`, `unreadable`,
-        `temporary_file`, `empty_file`, `empty_cache`, `missing_file`, `wrong_file_count`, `too_small`,
+        `temporary_file`, `empty_file`, `empty_cache`, `missing_file`, `wrong_file_count`,
         `size_out_of_band`, `shared_file`.
 
     Example:
@@ -66,7 +66,7 @@ def check_tree(tree: BuildTree, policy: PublishPolicy, last_bytes: int | None = 
     """
     counted = [file for file in tree.files if not matches_any(file.path, policy.ignore)]
     temporary = [file.path for file in counted if is_temporary(file.path)]
-    empty = [name for name in find_empty(tree, [*policy.ignore, *policy.allow_empty]) if name not in temporary]
+    empty = [name for name in find_empty(tree, [*policy.ignore, *policy.allow_empty_files]) if name not in temporary]
     total = sum(file.size_bytes for file in counted)
     found: list[Finding] = []
     if tree.others:
@@ -80,18 +80,13 @@ def check_tree(tree: BuildTree, policy: PublishPolicy, last_bytes: int | None = 
         found.append(_finding("temporary_file", "a temporary file was left behind", temporary))
     if empty:
         told = _finding("empty_file", "an empty file was left behind", empty)
-        found.append(replace(told, message=f"{told.message}; allow_empty names files that may be empty"))
-    if not counted:
+        found.append(replace(told, message=f"{told.message}; allow_empty_files names files that may be empty"))
+    if not total:
+        wrote = "no byte" if counted else "no file"
         found.append(
-            Finding(
-                "empty_cache",
-                "the generator wrote no file into the build: does it use the path it was given?",
-            )
+            Finding("empty_cache", f"the generator wrote {wrote} into the build: does it use the path it was given?")
         )
     found += _check_expected(counted, policy)
-    if counted and total < policy.min_bytes:
-        wanted = format_bytes(policy.min_bytes)
-        found.append(Finding("too_small", f"the build has {format_bytes(total)}, and at least {wanted} are asked for"))
     found += _check_band(total, last_bytes)
     found += _check_shared(counted)
     return sorted(found, key=lambda finding: finding.severity != "refuse")
@@ -194,8 +189,8 @@ def summarize_findings(findings: Sequence[Finding]) -> str:
     """Summarize findings in one line.
 
     Example:
-        >>> summarize_findings([Finding("too_small", "the build has 1 B"), Finding("x", "y")])
-        'the build has 1 B; y'
+        >>> summarize_findings([Finding("empty_cache", "the build has 0 B"), Finding("x", "y")])
+        'the build has 0 B; y'
     """
     return "; ".join(finding.message for finding in findings)
 

@@ -89,7 +89,7 @@ def check_health(
     deadline_s, reason = started_s + check.deadline_s, "was not asked"
     address = HttpAddress(check.url)
     while (left_s := deadline_s - clock()) > 0:
-        wrong = address.ask(_judge, min(_REQUEST_S, max(left_s, _LEAST_S)))
+        wrong = address.ask(min(_REQUEST_S, max(left_s, _LEAST_S)))
         if wrong is None:
             return HealthResult(True, "answered 200", clock() - started_s)
         reason = wrong if wrong.startswith("answered") else f"did not answer ({wrong})"
@@ -98,10 +98,6 @@ def check_health(
     return HealthResult(
         False, f"{shown} {reason} until the deadline of {format_duration(check.deadline_s)}", clock() - started_s
     )
-
-
-def _judge(status: int, _body: object) -> str | None:
-    return None if status == 200 else f"answered {status}"
 
 
 def _check_command(check: HealthCheck, command: list[str], cache_dir: str, env: Mapping[str, str]) -> HealthResult:

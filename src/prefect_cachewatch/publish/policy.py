@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator
 
 from prefect_cachewatch.config import DEFAULT_IGNORE, InputModel
-from prefect_cachewatch.config.quantities import OptionalDuration, Size
 
 _EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 _Glob = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -25,21 +24,15 @@ class PublishPolicy(InputModel):
 
     ADVANCED = (
         "ignore",
-        "allow_empty",
+        "allow_empty_files",
         "allow_sparse",
         "on_broken_content",
         "on_failed_writes",
-        "suspect_window_s",
     )
 
     store: Path = Field(
         description="Root of the store to publish into; an absolute path. The generator writes into a new directory there, "
-        "which becomes current only when it is whole.",
-    )
-    cache_dir_env: _EnvName | None = Field(
-        default=None,
-        description="Environment variable that tells the generator where to write, for example TT_CACHE_PATH; "
-        "{cache_dir} in the command or in the job's env values does the same.",
+        "{cache_dir} in the command or in the job's env values, which becomes current only when it is whole.",
     )
     cache_key: dict[Annotated[str, Field(min_length=1, max_length=200)], _Text] = Field(
         default_factory=dict,
@@ -60,7 +53,7 @@ class PublishPolicy(InputModel):
         default=list(DEFAULT_IGNORE),
         description="Globs of files that are not part of the cache: left out of the manifest, and no fault when they appear later.",
     )
-    allow_empty: _Globs = Field(
+    allow_empty_files: _Globs = Field(
         default_factory=list,
         description="Globs of files that may be empty; any other empty file is refused.",
     )
@@ -72,7 +65,6 @@ class PublishPolicy(InputModel):
         default=None,
         description="How many files the cache has, or names and globs that must each be there.",
     )
-    min_bytes: Size = Field(default=1, ge=0, le=10**16, description="A smaller cache is refused.")
     on_broken_content: Literal["refuse", "warn", "ignore"] = Field(
         default="refuse",
         description="What becomes of a build with a file that contradicts its own format (safetensors, .tensorbin, GGUF, zip, "
@@ -90,12 +82,6 @@ class PublishPolicy(InputModel):
         "exit 0 means good. No shell reads it.",
     )
     force: bool = Field(default=False, description="Generate even where a whole cache of the same key is current.")
-    suspect_window_s: OptionalDuration = Field(
-        default=None,
-        ge=0,
-        le=7 * 86400,
-        description="Files modified this long before the end of a failed attempt are suspect; default: the job's stall window.",
-    )
     activate: bool = Field(default=True, description="Make the published build the current one at once.")
     keep: int | None = Field(
         default=3,

@@ -150,7 +150,7 @@ class StagedBuild(Closing):
 
         Args:
             policy: tells which files may be empty.
-            window_s: the stall window, unless the policy sets one.
+            window_s: the stall window.
             reported: paths in the build that the watch saw growing, or open for writing, at the end; those recorded at
                 the end of an earlier run count too.
             broken: paths in the build of files that contradict their own format.
@@ -168,9 +168,9 @@ class StagedBuild(Closing):
             known = self._read_growth(fd)
             suspects = find_suspects(
                 files,
-                empty={tree.leads.get(name, name) for name in find_empty(tree, policy.allow_empty)},
+                empty={tree.leads.get(name, name) for name in find_empty(tree, policy.allow_empty_files)},
                 grew_after_ns=known if isinstance(known, int) else None,
-                window_s=window_s if policy.suspect_window_s is None else policy.suspect_window_s,
+                window_s=window_s,
                 reported={*reported, *self._read_reported()},
                 broken=broken,
             )

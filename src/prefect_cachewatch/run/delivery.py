@@ -202,8 +202,7 @@ class PublishSession(Closing):
     def env(self) -> dict[str, str]:
         """The job's environment with the build's path in it."""
         path = self.target.path
-        env = {name: value.replace(PLACEHOLDER, path) for name, value in self._source.env.items()}
-        return env | ({self.policy.cache_dir_env: path} if self.policy.cache_dir_env else {})
+        return {name: value.replace(PLACEHOLDER, path) for name, value in self._source.env.items()}
 
     def prepare_retry(self, window_s: float) -> None:
         """Remove what the attempt that has just ended may have cut.
@@ -423,10 +422,10 @@ def check_delivery(job: CacheJob, policy: PublishPolicy) -> None:
             raise InputError(
                 f"cache directory {path} is in a container's volume, which is not published: publish from a host directory"
             )
-    if policy.cache_dir_env is None and not any(PLACEHOLDER in word for word in told):
+    if not any(PLACEHOLDER in word for word in told):
         raise InputError(
             f"the generator is not told where to write: put {PLACEHOLDER} where its command or environment names the "
-            "cache directory, or set cache_dir_env (--cache-dir-env) to the variable that it reads, such as TT_CACHE_PATH"
+            "cache directory, as in --env TT_CACHE_PATH={PLACEHOLDER}"
         )
 
 
@@ -434,8 +433,8 @@ def describe_refusal(name: str, refused: Sequence[Finding]) -> str:
     """Describe in one sentence that the checks refused a build.
 
     Example:
-        >>> describe_refusal("c", [Finding("too_small", "the build has 1 B")])
-        "The cache 'c' was generated but not published: the build has 1 B."
+        >>> describe_refusal("c", [Finding("empty_cache", "the build has 0 B")])
+        "The cache 'c' was generated but not published: the build has 0 B."
     """
     return f"The cache '{for_terminal(name)}' was generated but not published: {summarize_findings(refused)}."
 

@@ -142,7 +142,7 @@ def find_image(job: CacheJob) -> str:
         return ""
     from prefect_cachewatch.containers.engine import find_image_id  # noqa: PLC0415 - only for containers
 
-    return find_image_id(job.container.engine, job.container.image)
+    return find_image_id(job.container.image)
 
 
 def require_directories(job: CacheJob) -> None:

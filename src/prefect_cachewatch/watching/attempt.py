@@ -277,8 +277,8 @@ class Watch:
         rule = StallRule(self.stall, self.started_s, warmup, learned)
         self.monitor_state = self.monitor_with(rule, baseline)
         self.monitor_state.notes += [*notes, *self.supervisor.notes, *filter(None, [learned_note])]
-        if self.serving is not None and warmup is not None:
-            self.serving.start(self.supervisor, warmup, self._hand_over)
+        if self.serving is not None:
+            self.serving.start(self.supervisor, self._hand_over)
 
     def supervise(self) -> TreeEnd:
         """Wait until the generator's tree is gone; safe to interrupt and to call again.
@@ -541,7 +541,7 @@ class Watch:
         self.failed_writes.finish()
         if self.serving is not None:
             self.serving.finish(self._running().report)
-            for problem in self.serving.watcher.problems:
+            if (problem := self.serving.watcher.problem) is not None:
                 self.state.note(problem)
         if self.logged is not None:
             self.logged.close()

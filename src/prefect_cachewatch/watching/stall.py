@@ -39,8 +39,8 @@ MIN_GROWTH_BYTES = 4096
 _EPSILON_S = 1e-3  # a timer that fires a millisecond early is on time
 _GAPS_BEFORE_LEARNING = 8
 _CHURN_WINDOWS = 4
-# Looks at storage that refuses every write: it must do so three times in a row.
-_LOOKS, _LOOK_AGAIN_S = 3, 2.0
+# After how much silence the storage is asked whether it takes writes. It must refuse every one at three looks.
+_NO_SPACE_AFTER_S, _LOOKS, _LOOK_AGAIN_S = 30.0, 3, 2.0
 # If a wait ends later than this, the machine or this process was suspended, perhaps the generator too.
 _LATE_S, _LATE_SHARE = 0.25, 0.02
 
@@ -226,13 +226,13 @@ class StallRule:
             now_s: monotonic time.
         """
         pause_s = self.pause_s + max(0.0, now_s - self._tick_s)
-        return pause_s >= self.policy.no_space_after_s - _EPSILON_S and not self.phases.silence_expected
+        return pause_s >= _NO_SPACE_AFTER_S - _EPSILON_S and not self.phases.silence_expected
 
     def _until_look_s(self) -> float:
         """Seconds from the last measurement to the next one that looks at the storage, where no poll is waited for."""
         if self._refusals:
             return _LOOK_AGAIN_S
-        left_s = self.policy.no_space_after_s - self.pause_s
+        left_s = _NO_SPACE_AFTER_S - self.pause_s
         return left_s if left_s > _EPSILON_S and not self.phases.silence_expected else self.poll_s
 
     def observe(
@@ -279,7 +279,7 @@ class StallRule:
             self.pause_s = self._unwritten_s = pause_s
         if seen.told_age_s is not None:
             self._note_told(began_s, ended_s - seen.told_age_s)
-        self._follow_phase(ended_s, seen)
+        self.phases.look(self.pause_s, has_written=self.first_write_s is not None, bytes_present=seen.bytes_present)
         churning = self._churning(seen)
         self._full = full
         if full:
@@ -358,16 +358,6 @@ class StallRule:
     def _note_silence(self, silence_s: float) -> None:
         if self.phases.now == "writing":
             self._longest_silence_s = max(silence_s, self._longest_silence_s)
-
-    def _follow_phase(self, now_s: float, seen: Measurement) -> None:
-        marked = self.phases.look(
-            now_s - self.started_s,
-            self.pause_s,
-            has_written=self.first_write_s is not None,
-            bytes_present=seen.bytes_present,
-        )
-        if marked:
-            self._clear_suspicion(now_s)
 
     def _silent_too_long(self, now_s: float, seen: Measurement) -> bool:
         if self.pause_s < self.window_s - _EPSILON_S:
@@ -497,7 +487,7 @@ class StallRule:
 
     def _verdict(self, status: Status, kind: Kind | None = None, refusal: Refusal | None = None) -> Verdict:
         suspicion = self.suspicions[-1] if status == "suspected" else None
-        pause_s, window_s = self.pause_s, self.window_s if refusal is None else self.policy.no_space_after_s
+        pause_s, window_s = self.pause_s, self.window_s if refusal is None else _NO_SPACE_AFTER_S
         if kind in BLIND_KINDS:
             pause_s, window_s = self._blind_s, self._blind_window_s
         return Verdict(status, kind, pause_s, window_s, suspicion, refusal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import click
 import pytest
@@ -13,7 +14,7 @@ from prefect_cachewatch.cli.main import COMMANDS
 
 GROUP = command_group(COMMANDS)
 SECTIONED = ["exec", "generate", "watch", "fleet"]
-RARE = ("--no-space-after",)
+RARE = ("--progress-by",)
 
 
 def shown(name: str, option: str) -> list[str]:
@@ -50,6 +51,27 @@ def test_the_whole_help_has_every_option_and_its_words(name):
         assert option.help
         # A word may be broken at a hyphen.
         assert re.sub(r"\s", "", option.help) in re.sub(r"\s", "", text), option.help
+
+
+def every_command(found: click.Command = GROUP, path: str = "cachewatch") -> Iterator[tuple[str, click.Command]]:
+    yield path, found
+    if isinstance(found, click.Group):
+        context = click.Context(found)
+        for name in found.list_commands(context):
+            below = found.get_command(context, name)
+            assert below is not None
+            yield from every_command(below, f"{path} {name}")
+
+
+def test_each_option_has_a_parameter_of_its_own_and_a_parameter_has_one_option_in_all_commands():
+    options: dict[str, set[str]] = {}
+    for path, found in every_command():
+        names = [str(each.name) for each in found.params]
+        assert len(names) == len(set(names)), f"{path}: two options set one parameter"
+        for each in found.params:
+            if isinstance(each, click.Option):
+                options.setdefault(str(each.name), set()).add(max(each.opts, key=len))
+    assert {name: opts for name, opts in options.items() if len(opts) > 1} == {}
 
 
 @pytest.mark.parametrize("name", SECTIONED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from prefect_cachewatch.common import yamlfile
 from prefect_cachewatch.common.yamlfile import read_yaml
 from prefect_cachewatch.errors import InputError
 
@@ -66,7 +64,7 @@ def test_a_large_file_is_refused_unread(tmp_path):
         file.truncate(1 << 30)
     with pytest.raises(InputError, match="larger than 4 MiB"):
         read_yaml(path)
-    with pytest.raises(InputError, match="larger than 4 MiB"):
+    with pytest.raises(InputError, match="it is no regular file"):
         read_yaml(Path("/dev/zero"))
     with pytest.raises(InputError, match="Is a directory"):
         read_yaml(tmp_path)
@@ -98,15 +96,3 @@ def test_every_command_that_reads_yaml_refuses_a_bomb(tmp_path, words):
     assert done.returncode == 125, done.stderr
     assert done.stderr.count("\n") == 1
     assert "stand for more values than anybody writes" in done.stderr
-
-
-def test_a_pipe_is_read_to_its_end_and_one_that_nobody_writes_to_is_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(yamlfile, "_PIPE_S", 0.2)
-    os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(
-        InputError, match=r"fifo cannot be read \(nothing was written to it for 0.2 s\): check the path"
-    ):
-        read_yaml(tmp_path / "fifo")
-    monkeypatch.setattr(yamlfile, "_PIPE_S", 30.0)
-    with subprocess.Popen(["sh", "-c", f"exec >{tmp_path}/fifo; echo a: 1; sleep 0.3; echo b: 2"]):
-        assert read_yaml(tmp_path / "fifo") == {"a": 1, "b": 2}

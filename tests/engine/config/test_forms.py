@@ -60,7 +60,7 @@ def test_every_field_has_a_title_and_the_rare_ones_stand_last(model: type[InputM
 def test_titles_say_the_unit() -> None:
     fields = StallPolicy.model_json_schema()["properties"]
     assert fields["stall_after_s"]["title"] == "Stall after (seconds, or 5m)"
-    assert fields["no_space_after_s"]["title"] == "Advanced: no space after (seconds, or 5m)"
+    assert fields["unresponsive_after_s"]["title"] == "Advanced: unresponsive after (seconds, or 5m)"
     assert CacheJob.model_json_schema()["properties"]["expected_bytes"]["title"] == "Expected (bytes, or 4GiB)"
 
 

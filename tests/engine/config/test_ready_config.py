@@ -24,7 +24,7 @@ def test_a_job_is_done_when_it_exits_unless_it_says_otherwise():
 
 
 def test_a_server_is_left_running_unless_asked_otherwise():
-    assert ready(kind="http", url=HEALTH) == ReadyOnHttp(url=HEALTH, status=200, then="leave_running", check_every_s=5)
+    assert ready(kind="http", url=HEALTH) == ReadyOnHttp(url=HEALTH, then="leave_running")
     assert ready(kind="http", url=HEALTH, then="stop").then == "stop"
 
 
@@ -32,13 +32,12 @@ def test_a_server_is_left_running_unless_asked_otherwise():
     "values",
     [
         {"kind": "exit"},
-        {"kind": "http", "url": "https://models.example:8443/v1/health?full=1", "status": 204, "body_pattern": '"ok"'},
+        {"kind": "http", "url": "https://models.example:8443/v1/health?full=1"},
         {"kind": "http", "url": "http://[::1]:8000/health"},
         {"kind": "tcp", "port": 8000},
         {"kind": "tcp", "host": "::1", "port": 65535},
         {"kind": "file", "path": "TT_METAL_CACHE_COMPLETED"},
-        {"kind": "log", "pattern": r"Uvicorn running on http://\S+:\d+", "warmup_begins_log": "model loaded"},
-        {"kind": "log", "pattern": "startup complete", "warmup_begins_file": "/run/loaded"},
+        {"kind": "log", "pattern": r"Uvicorn running on http://\S+:\d+"},
     ],
 )
 def test_what_people_write_is_accepted_and_comes_back_from_json(values):
@@ -55,7 +54,6 @@ def test_what_people_write_is_accepted_and_comes_back_from_json(values):
         ({"kind": "http", "url": "http://host:99999/"}, "is not one"),
         ({"kind": "http", "url": "http://host/a b"}, "blank or control character"),
         ({"kind": "http", "url": "http://me:secret@host/"}, "user name or password"),
-        ({"kind": "http", "url": HEALTH, "status": 99}, "greater than or equal to 100"),
         ({"kind": "http"}, "Field required"),
         ({"kind": "tcp", "port": 0}, "greater than or equal to 1"),
         ({"kind": "file", "path": "/"}, "names no file"),

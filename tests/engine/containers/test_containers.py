@@ -46,7 +46,6 @@ def test_what_does_not_fit_together_is_refused_in_one_sentence():
     assert why(gpus="some") == "'some' is not all, a number, or device=0,1"
     assert why(ulimits={"memlock": "a lot"}).startswith("memlock=a lot is not a limit")
     assert why(workdir="here") == "'here' is not an absolute path in the container"
-    assert why(engine="ssh://host").startswith("'ssh://host' is not an engine's URL")
 
 
 def test_privileged_and_the_hosts_pid_namespace_are_not_offered():
@@ -126,7 +125,7 @@ def test_a_port_is_published_on_the_loopback_address_unless_told_otherwise():
 
 
 def plan(*mounts: str, volumes: dict[str, str] | None = None) -> ContainerPlan:
-    (address,) = engine_candidates("unix:///e.sock")
+    (address,) = engine_candidates({"DOCKER_HOST": "unix:///e.sock"})
     return ContainerPlan("job", ContainerSpec(image="i", mounts=list(mounts)), address, "sha256:0", volumes or {})
 
 
@@ -162,13 +161,12 @@ def test_a_cache_directory_that_no_mount_covers_is_mounted_at_its_own_path():
 
 
 def test_engines_are_looked_for_where_they_usually_are_and_what_is_named_is_the_only_one():
-    def urls(asked: str | None, environ: dict[str, str], uid: int) -> list[str]:
-        return [one.url for one in engine_candidates(asked, environ, uid)]
+    def urls(environ: dict[str, str], uid: int) -> list[str]:
+        return [one.url for one in engine_candidates(environ, uid)]
 
-    assert urls("unix:///x", {"DOCKER_HOST": "unix:///y"}, 0) == ["unix:///x"]
-    assert urls(None, {"DOCKER_HOST": "tcp://h:2375"}, 0) == ["tcp://h:2375"]
-    assert urls(None, {}, 0) == ["unix:///var/run/docker.sock", "unix:///run/podman/podman.sock"]
-    assert urls(None, {"XDG_RUNTIME_DIR": "/run/user/7"}, 7) == [
+    assert urls({"DOCKER_HOST": "tcp://h:2375"}, 0) == ["tcp://h:2375"]
+    assert urls({}, 0) == ["unix:///var/run/docker.sock", "unix:///run/podman/podman.sock"]
+    assert urls({"XDG_RUNTIME_DIR": "/run/user/7"}, 7) == [
         "unix:///var/run/docker.sock",
         "unix:///run/user/7/docker.sock",
         "unix:///run/user/7/podman/podman.sock",
@@ -176,7 +174,7 @@ def test_engines_are_looked_for_where_they_usually_are_and_what_is_named_is_the_
     ]
     for host in ("ssh://me@host", "npipe:////./pipe/docker"):
         with pytest.raises(InputError, match="spoken to over unix:// or plain tcp://"):
-            urls(None, {"DOCKER_HOST": host}, 0)
+            urls({"DOCKER_HOST": host}, 0)
 
 
 def test_the_command_refuses_what_is_missing_before_it_touches_anything(tmp_path, monkeypatch):
@@ -193,7 +191,11 @@ def test_the_command_refuses_what_is_missing_before_it_touches_anything(tmp_path
     assert "--volume is for a container: name its image with --image" in refused("--volume", "a:/b")
     assert "--volume: 'a' is not SOURCE:TARGET" in refused("--image", "i", "--volume", "a")
     assert "--env UNSET_HERE is not set in this environment" in refused("--image", "i", "--env", "UNSET_HERE")
-    assert "set container.workdir for one in the container" in refused("--image", "i", "--cwd", "/tmp")
+
+
+def test_a_directory_of_the_host_is_no_working_directory_of_a_container():
+    with pytest.raises(ValidationError, match=r"set container\.workdir for one in the container"):
+        CacheJob(name="x", cache_dirs=["/c"], cwd="/tmp", container=ContainerSpec(image="i"))
 
 
 def test_options_become_the_specification():
@@ -208,7 +210,7 @@ def test_a_job_with_a_container_says_what_to_install_where_the_sdk_is_missing(mo
     monkeypatch.setitem(sys.modules, "docker", None)
     monkeypatch.setitem(sys.modules, "docker.errors", None)
     with pytest.raises(InputError, match=r"pip install 'prefect-cachewatch\[docker\]'"):
-        find_engine(None)
+        find_engine()
 
 
 @contextlib.contextmanager

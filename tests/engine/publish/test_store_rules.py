@@ -70,7 +70,7 @@ def test_a_number_from_python_and_from_the_command_line_make_one_key():
         {"store": "relative/path"},
         {"store": "/s", "keep": 0},
         {"store": "/s", "check_command": []},
-        {"store": "/s", "cache_dir_env": "not a name"},
+        {"store": "/s", "key_env": ["not a name"]},
         {"store": "/s", "ignore": [""]},
         {"store": "/s", "unknown": 1},
     ],

@@ -72,7 +72,7 @@ def test_a_retry_removes_a_broken_file_unless_that_is_only_a_warning_or_its_stor
                 raise TimeoutError
             return function(*arguments)
 
-    policy = PublishPolicy(store=tmp_path, on_broken_content=content, suspect_window_s=0)
+    policy = PublishPolicy(store=tmp_path, on_broken_content=content)
     with PublishSession(JOB, policy, files=OneHangs()) as delivery:
         delivery.begin(clean=False)
         cut = Path(delivery.target.path, "w.safetensors")

@@ -116,11 +116,6 @@ def test_the_first_look_waits_for_no_poll_and_costs_one_scan(poll_s):
     assert len(polls) <= 96 / poll_s + 1
 
 
-def test_before_the_silence_is_long_enough_nothing_is_looked_at():
-    silence = Silence([(0, 2000)], no_space_after_s=400)
-    assert (silence.until()[1].kind, silence.looks) == ("no_growth", [])
-
-
 def test_growth_on_full_storage_is_growth():
     rule = StallRule(StallPolicy(), 0.0)
     for now in range(15, 600, 15):

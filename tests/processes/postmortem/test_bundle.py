@@ -270,15 +270,15 @@ def test_a_bundle_does_not_go_where_the_trouble_is(facts, place, noted):
 
 
 def test_the_command_shows_lists_and_opens_bundles(tmp_path, cache, monkeypatch):
-    root = tmp_path / "bundles"
+    root = tmp_path / "cachewatch" / "bundles"
     written = write_bundle(root, content(cache))
-    run = CliRunner()
+    run = CliRunner(env={"XDG_STATE_HOME": str(tmp_path), "CACHEWATCH_STATE": None})
     shown = run.invoke(command_group(COMMANDS), ["report", str(written.path)])
     assert shown.exit_code == 0
     assert shown.output.startswith("stalled: never_started")
     assert max(len(line) for line in shown.output.splitlines() if not line.startswith("page")) <= 80
-    assert run.invoke(command_group(COMMANDS), ["report", "--bundle-dir", str(root)]).output == shown.output
-    listed = run.invoke(command_group(COMMANDS), ["report", "--list", "--bundle-dir", str(root)]).output
+    assert run.invoke(command_group(COMMANDS), ["report"]).output == shown.output
+    listed = run.invoke(command_group(COMMANDS), ["report", "--list"]).output
     assert written.path.name in listed and str(root) in listed
     assert (
         json.loads(run.invoke(command_group(COMMANDS), ["report", "--json", str(written.path)]).output)["name"]

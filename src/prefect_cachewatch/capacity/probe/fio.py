@@ -17,8 +17,8 @@ from typing import Any
 
 from prefect_cachewatch.capacity.inputs import CurvePoint, ServiceCurve, StorageProfile
 from prefect_cachewatch.capacity.probe.checks import spread_of
+from prefect_cachewatch.common.files import read_input
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.yamlfile import read_input
 from prefect_cachewatch.errors import InputError
 
 # How a job accesses its files (option `rw`), to the curve and to the side of fio's report.

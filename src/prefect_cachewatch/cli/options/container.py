@@ -16,7 +16,7 @@ _FIELDS = Fields(
     ContainerSpec,
     "image IMAGE, mounts --volume SRC:DST[:ro], devices --device DEV[:DST], gpus all|N|device=..., "
     "shm_size_bytes, user UID[:GID], network NAME, "
-    "ports --publish -p [ADDR:]HOST:PORT, memory_bytes, engine URL",
+    "ports --publish -p [ADDR:]HOST:PORT",
 )
 CONTAINER_SECTION = Section("Container", "--image --volume --device", _FIELDS.options())
 

@@ -25,8 +25,6 @@ M = TypeVar("M", bound=BaseModel)
 _NAMES = {
     "command": "COMMAND",
     "to": "--metrics",
-    "warmup_begins_log": "--warmup-begins",
-    "warmup_begins_file": "--warmup-begins",
 }
 _STEPS = {
     "duration": {"h": 3600.0, "m": 60.0, "s": 1.0},

@@ -27,7 +27,7 @@ from prefect_cachewatch.metrics.settings import Metrics
 
 RULES = Fields(
     StallPolicy,
-    "stall_after_s, first_write_within_s, poll_s, progress --progress-by, max_duration_s, no_space_after_s",
+    "stall_after_s, first_write_within_s, poll_s, progress --progress-by, max_duration_s",
 )
 
 
@@ -54,7 +54,7 @@ class _File(click.Path):
 
 _JOB = Fields(
     CacheJob,
-    "cache_dirs --cache-dir DIR, allow_empty, wait_for, expected_bytes --expect, ignore GLOB, cwd DIR, on_stall, "
+    "cache_dirs --cache-dir DIR, allow_empty, wait_for, expected_bytes --expect, ignore GLOB, on_stall, "
     "progress_log PATTERN",
 )
 _STOP = Fields(StopPolicy, "grace_s")
@@ -177,7 +177,6 @@ def job_from(name: str | None, options: dict[str, Any], published: bool = False)
         **given,
         **{field: value for field, value in further.items() if value is not None},
         **({"cache_dirs": dirs} if dirs else {}),
-        **({"cwd": given["cwd"].absolute()} if "cwd" in given else {}),
         "name": name or for_terminal(os.path.basename((dirs or command[:1] or [""])[0]), 200) or "cache",
         "command": command,
         "env": env,

@@ -1,4 +1,4 @@
-"""Options for publishing with `generate` and `deploy`, and the policy made from them."""
+"""Options for publishing with `generate`, and the policy made from them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from prefect_cachewatch.publish.policy import PublishPolicy
 
 _FIELDS = Fields(
     PublishPolicy,
-    "store DIR, cache_key --key K=V, key_env --key-env NAME, key_files --key-file FILE, "
-    "cache_dir_env NAME, force, check_command --check COMMAND, expected_files --expect-file GLOB, "
-    "min_bytes --min-bytes, on_broken_content --broken-content, on_failed_writes --failed-writes, "
-    "allow_sparse --allow-sparse GLOB, allow_empty --allow-empty-file GLOB, keep, activate --no-activate =false",
+    "store DIR, cache_key --key K=V, key_files --key-file FILE, "
+    "force, check_command --check COMMAND, expected_files --expect-file GLOB, "
+    "on_broken_content --broken-content, on_failed_writes --failed-writes, "
+    "allow_sparse --allow-sparse GLOB, allow_empty_files --allow-empty-file GLOB, keep, activate --no-activate =false",
     store={"type": str},
     key_files={"type": str},
     check_command={"multiple": False},
@@ -39,9 +39,10 @@ def policy_from(options: dict[str, Any]) -> PublishPolicy | None:
     """
     given = _FIELDS.given(options)
     if "store" not in given:
-        for field in ("cache_key", "key_env", "key_files", "force", "check_command", "cache_dir_env"):
-            if field in given:
-                raise InputError(f"{_FIELDS[field].opts[0]} needs --store DIR: nothing is published without one")
+        if given:
+            raise InputError(
+                f"{_FIELDS[next(iter(given))].opts[0]} needs --store DIR: nothing is published without one"
+            )
         return None
     if given["store"] == "":
         raise InputError("--store is empty: name the store's directory, such as /mnt/caches")

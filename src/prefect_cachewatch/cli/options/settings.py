@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from prefect_cachewatch.common.files import INPUT_MAX_BYTES, read_input
 from prefect_cachewatch.common.inputs import nearest
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
@@ -59,10 +60,13 @@ def read_config(path: str, command: str, options: Mapping[str, click.Option]) ->
     """
     shown = for_terminal(path, 4096)
     try:
-        with open(os.path.expanduser(path), "rb") as file:
-            data = tomllib.load(file)
+        raw = read_input(os.path.expanduser(path))
     except OSError as error:
         raise InputError(f"--config {shown} cannot be read: {error.strerror or error}") from None
+    if len(raw) > INPUT_MAX_BYTES:
+        raise InputError(f"--config {shown} is larger than 4 MiB, which nobody writes by hand: check the path")
+    try:
+        data = tomllib.loads(raw.decode())
     except (ValueError, RecursionError) as error:
         raise InputError(f"--config {shown} is not TOML: {for_terminal(str(error), 200)}") from None
     own = data.get(command, {})

@@ -162,7 +162,7 @@ def named_after(model: str | None, settings: ProfileSettings) -> ProfileSettings
 
 def ready_by_health(host: str, port: int) -> ReadyOnHttp:
     """Make the readiness of a server that answers `/health` when it is ready."""
-    return ReadyOnHttp(url=f"http://{host}:{port}/health", check_every_s=5)
+    return ReadyOnHttp(url=f"http://{host}:{port}/health")
 
 
 def _absolute(path: Path) -> Path:

@@ -120,7 +120,7 @@ class CommandLine:
         if not self.has("--ssl-certfile", "--ssl-keyfile") or not isinstance(ready, ReadyOnHttp):
             return ready
         at = urlsplit(ready.url)
-        return ReadyOnTcp(host=at.hostname or "127.0.0.1", port=at.port or 443, check_every_s=ready.check_every_s)
+        return ReadyOnTcp(host=at.hostname or "127.0.0.1", port=at.port or 443)
 
 
 def read_command(command: Sequence[str], env: Mapping[str, str], cwd: str) -> CommandLine:

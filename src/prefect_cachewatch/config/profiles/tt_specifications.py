@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prefect_cachewatch.common import yamlfile
 from prefect_cachewatch.common.aside import Aside, look_ahead
+from prefect_cachewatch.common.files import read_input
 from prefect_cachewatch.common.inputs import nearest
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
@@ -111,7 +111,7 @@ def _checked(entry: Specification, shown: str) -> Specification:
 def _load(path: Path, shown: str) -> Any:
     with contextlib.closing(Aside.spawn()) as files:
         try:
-            raw = look_ahead(files, f"specification file {path}", yamlfile.read_input, path)
+            raw = look_ahead(files, f"specification file {path}", read_input, path)
         except OSError as error:
             raise InputError(f"specification file {shown} cannot be read ({error.strerror}): check the path") from None
     try:

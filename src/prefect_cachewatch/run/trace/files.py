@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import csv
 import os
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from prefect_cachewatch.common.files import PUBLIC, create_file
+from prefect_cachewatch.common.files import PUBLIC, create_file, open_input
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.trace.rows import Event, Trace, TraceRow
@@ -48,10 +47,7 @@ def read_trace(path: Path) -> Trace:
     """
     shown = for_terminal(str(path))
     try:
-        # Without waiting: a pipe may lie there.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise InputError(f"trace {shown} cannot be read: it is no regular file")
+        with open_input(path) as file:
             return _parse(file, path.name, shown)
     except OSError as error:
         raise InputError(f"trace {shown} cannot be read: {error.strerror or error}") from error

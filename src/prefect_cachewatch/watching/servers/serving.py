@@ -6,7 +6,6 @@ a stall's verdict or a cancellation (`ready_s` against `claim_end`).
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +20,6 @@ from prefect_cachewatch.supervise.supervisor import Supervisor, TreeEnd
 from prefect_cachewatch.watching.sections import Readiness
 from prefect_cachewatch.watching.servers.checks import (
     FileCheck,
-    HttpCheck,
     LogSearch,
     ReadyCheck,
     describe_wanted,
@@ -34,13 +32,12 @@ if TYPE_CHECKING:
     from prefect_cachewatch.watching.servers.handover import HandedOver
 
 _HAND_OVER_S = 45.0
-
-
 _LAST_LOOK_S = 2.0
+_LOOK_EVERY_S = 1.0
 
 
 class ReadyWatch:
-    """Looks for one attempt's readiness, and for the mark of its warm-up if the job names one.
+    """Looks for one attempt's readiness.
 
     Args:
         ready: what to wait for.
@@ -67,18 +64,9 @@ class ReadyWatch:
         self.ready = ready
         self.ready_s: float | None = None
         """Monotonic time at which it was seen to be ready."""
-        self.mark_s: float | None = None
-        """Monotonic time at which the mark of its warm-up was seen."""
         self.last_answer: str | None = None
         self._clock = clock
         self._check = check or make_check(ready, first_dir)
-        self._mark_log = LogSearch(ready.warmup_begins_log) if ready.warmup_begins_log is not None else None
-        self._mark_file = (
-            FileCheck([os.path.join(first_dir, ready.warmup_begins_file)], ready.timeout_s)
-            if ready.warmup_begins_file is not None
-            else None
-        )
-        self._on_mark: Callable[[], None] = lambda: None
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -95,31 +83,25 @@ class ReadyWatch:
             self.close()
             raise
 
-    def start(self, on_ready: Callable[[], None], on_mark: Callable[[], None] = lambda: None) -> None:
+    def start(self, on_ready: Callable[[], None]) -> None:
         """Begin to look.
 
         Args:
             on_ready: called once, in this watch's thread.
-            on_mark: called once when the mark of its warm-up has been seen, in this watch's thread.
         """
-        self._on_mark = on_mark
         thread = threading.Thread(target=self._run, args=(on_ready,), name="cachewatch-ready", daemon=True)
         thread.start()
         self._thread = thread  # not earlier: `stop`, in a signal handler here, joins a started thread only
 
     def feed(self, data: memoryview) -> None:
         """Take in what the generator printed."""
-        for search in (self._check, self._mark_log):
-            if isinstance(search, LogSearch) and not search.found:
-                search.feed(data)
-                if search.found:
-                    self._wake.set()
+        if isinstance(self._check, LogSearch) and not self._check.found:
+            self._check.feed(data)
+            if self._check.found:
+                self._wake.set()
 
     def look(self) -> bool:
-        """Look once, for the mark and for readiness; returns whether it is ready."""
-        if self.mark_s is None and self._sees_mark():
-            self.mark_s = self._clock()
-            self._on_mark()
+        """Look once; returns whether it is ready."""
         answer = self._check.look()
         if answer is not None:
             if not self._stop.is_set():
@@ -143,18 +125,17 @@ class ReadyWatch:
     def describe_missing(self) -> str:
         """Say what did not come, as the end of a sentence."""
         what, never = describe_wanted(self.ready)
-        if problems := self.problems:
-            return f"{what} {never} ({problems[0]})"
+        if self.problem is not None:
+            return f"{what} {never} ({self.problem})"
         if self.ready.kind == "log" or self.last_answer is None:
             return f"{what} {never}"
         last = self.last_answer if self.ready.kind == "file" else f"last answer: {self.last_answer}"
         return f"{what} {never} ({for_terminal(last, 200)})"
 
     @property
-    def problems(self) -> list[str]:
-        """What could not be searched, one sentence each."""
-        checks = (self._check, self._mark_log)
-        return [check.problem for check in checks if isinstance(check, LogSearch | HttpCheck) and check.problem]
+    def problem(self) -> str | None:
+        """Why its output was not searched to its end; None if it was, or is not searched."""
+        return self._check.problem if isinstance(self._check, LogSearch) else None
 
     def stop(self, timeout_s: float = _LAST_LOOK_S) -> None:
         """Stop looking; a look that hangs is left behind, and so is a hand-over that takes too long.
@@ -168,29 +149,19 @@ class ReadyWatch:
             self._thread.join(timeout_s)
 
     def close(self) -> None:
-        """Stop looking, and end the helpers."""
+        """Stop looking, and end the helper."""
         self.stop()
-        if self._mark_log is not None:
-            self._mark_log.close()
         if self._thread is None or not self._thread.is_alive():
-            for check in (self._check, self._mark_file):
-                if check is not None:
-                    check.close()
+            self._check.close()
 
     def _prepare(self) -> None:
-        for search in (self._check, self._mark_log):
-            if isinstance(search, LogSearch | HttpCheck):
-                try:
-                    search.begin()
-                except OSError as error:
-                    raise InputError(f"the process that searches for a pattern cannot be started: {error}") from error
-        for check in (self._check, self._mark_file):
-            if isinstance(check, FileCheck):
-                try:
-                    check.begin()
-                except ScanError as error:
-                    raise InputError(f"the marker file cannot be looked for: {error.message}") from error
         if isinstance(self._check, FileCheck | LogSearch):
+            try:
+                self._check.begin()
+            except OSError as error:
+                raise InputError(f"the process that searches for a pattern cannot be started: {error}") from error
+            except ScanError as error:
+                raise InputError(f"the marker file cannot be looked for: {error.message}") from error
             return
         if self._check.look() is None:
             what, _ = describe_wanted(self.ready)
@@ -206,12 +177,7 @@ class ReadyWatch:
                 if not self._stop.is_set():
                     on_ready()
                 return
-            self._wake.wait(self.ready.check_every_s)
-
-    def _sees_mark(self) -> bool:
-        if self._mark_log is not None and self._mark_log.found:
-            return True
-        return self._mark_file is not None and self._mark_file.look() is None
+            self._wake.wait(_LOOK_EVERY_S)
 
 
 class ServerReadiness:
@@ -270,24 +236,22 @@ class ServerReadiness:
             present_bytes: bytes in the cache directories before the start.
 
         Returns:
-            The rule; `start` passes the job's mark to it.
+            The rule.
         """
         return Warmup(
             self._stall.warmup_within_s,
-            marked_by_job=self.ready.warmup_begins_log is not None or self.ready.warmup_begins_file is not None,
             expected_bytes=self._job.expected_bytes,
             present_at_start=present_bytes,
         )
 
-    def start(self, supervisor: Supervisor, warmup: Warmup, hand_over: Callable[[str], HandedOver | None]) -> None:
+    def start(self, supervisor: Supervisor, hand_over: Callable[[str], HandedOver | None]) -> None:
         """Begin to look whether it is ready.
 
         Args:
             supervisor: runs the server.
-            warmup: gets the mark.
             hand_over: releases the server; gets the sign of readiness.
         """
-        self.watcher.start(lambda: self._became_ready(supervisor, hand_over), warmup.note_mark)
+        self.watcher.start(lambda: self._became_ready(supervisor, hand_over))
 
     def claim_end(self) -> bool:
         """Decide on another end than readiness; false if it has been ready before."""

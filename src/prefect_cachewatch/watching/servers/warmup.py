@@ -31,7 +31,6 @@ class Warmup:
 
     Args:
         within_s: the longest silence after the last byte until the server is ready.
-        marked_by_job: whether the job names a mark that begins it; silence before the mark is a stall.
         expected_bytes: size of the finished cache, if known.
         present_at_start: bytes that were in the cache directories before the start.
 
@@ -46,20 +45,12 @@ class Warmup:
         self,
         within_s: float,
         *,
-        marked_by_job: bool = False,
         expected_bytes: int | None = None,
         present_at_start: int = 0,
     ) -> None:
         self.within_s = within_s
-        self.marked_by_job = marked_by_job
         self.expected_bytes = expected_bytes
         self.present_at_start = present_at_start
-        self.mark_seen = False
-        """Whether the job's mark has appeared."""
-
-    def note_mark(self) -> None:
-        """Take in that the job's mark has appeared; may be called in any thread."""
-        self.mark_seen = True
 
     def reason_for_silence(self, has_written: bool, bytes_present: int, silent_s: float) -> str | None:
         """Say why a silence of a whole window is warm-up.
@@ -73,8 +64,6 @@ class Warmup:
             The reason, or None if such a silence is a stall.
         """
         silent = f"silent for {format_duration(silent_s)}"
-        if self.marked_by_job:
-            return f"{silent}, and its mark has appeared" if self.mark_seen else None
         if self.expected_bytes is not None:
             if bytes_present < WHOLE_SHARE * self.expected_bytes:
                 return None
@@ -107,7 +96,6 @@ class Phases:
         self.warmup_window_s = 0.0
         self.silence_expected = False
         """Whether silence would be warm-up; then no silence is suspicious."""
-        self._mark_taken = False
 
     def note_growth(self, at_s: float) -> None:
         """Take in that something was written.
@@ -118,27 +106,17 @@ class Phases:
         if self.now != "writing":
             self._enter("writing", at_s, "the first byte" if self.now == "before_first_byte" else "it writes again")
 
-    def look(self, at_s: float, pause_s: float, *, has_written: bool, bytes_present: int) -> bool:
-        """Take in a measurement: begin the warm-up if the job's mark has appeared.
+    def look(self, pause_s: float, *, has_written: bool, bytes_present: int) -> None:
+        """Take in a measurement: whether silence would be warm-up.
 
         Args:
-            at_s: seconds since the start.
             pause_s: the present silence.
             has_written: whether anything has been written in this attempt.
             bytes_present: apparent bytes in the cache directories.
-
-        Returns:
-            Whether warm-up has begun because of the mark.
         """
-        if self.warmup is None:
-            return False
-        marked = self.warmup.mark_seen and not self._mark_taken
-        if marked:
-            self._mark_taken = True
-            self._enter_warmup(at_s, pause_s, has_written, "its mark has appeared")
-        reason = self.warmup.reason_for_silence(has_written, bytes_present, pause_s)
-        self.silence_expected = self.now == "warm_up" or reason is not None
-        return marked
+        if self.warmup is not None:
+            reason = self.warmup.reason_for_silence(has_written, bytes_present, pause_s)
+            self.silence_expected = self.now == "warm_up" or reason is not None
 
     def note_silence(self, at_s: float, pause_s: float, *, has_written: bool, bytes_present: int) -> None:
         """Take in a silence of a whole window, which may be the beginning of warm-up.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,16 +48,6 @@ class Server:
         raise AssertionError("no verdict")
 
 
-@pytest.mark.parametrize(("marked_by_job", "ends_s"), [(False, 315), (True, 75)])
-def test_a_warm_up_is_shorter_than_the_stall_window_only_where_a_mark_begins_it(marked_by_job, ends_s):
-    server = Server(60, marked_by_job=marked_by_job)
-    server.at(15, MIB)
-    if marked_by_job:
-        server.warmup.note_mark()
-    at_s, verdict = server.until()
-    assert (at_s, verdict.kind) == (ends_s, "never_ready")
-
-
 def test_silence_after_the_last_byte_is_warm_up_and_lasts_no_longer_than_its_window():
     server = Server()
     server.at(15, MIB)
@@ -99,47 +88,6 @@ def test_with_an_expected_size_warm_up_needs_95_per_cent_of_it():
     assert enough.until()[1].kind == "never_ready"
 
 
-def test_a_job_that_names_its_warm_up_stalls_when_it_is_silent_before_it():
-    server = Server(marked_by_job=True)
-    server.at(15, MIB)
-    assert server.until() == (315, Verdict("stalled", "no_growth", 300, 300))
-
-
-def test_a_mark_begins_warm_up_at_once_and_the_window_counts_from_the_last_byte():
-    server = Server(marked_by_job=True)
-    server.at(15, MIB)
-    server.at(30)
-    server.warmup.mark_seen = True
-    assert server.at(45) == Verdict("growing", None, 30, 1800)
-    assert server.rule.phases.changes[-1] == PhaseChange(45, "warm_up", "its mark has appeared")
-    assert server.until() == (1815, Verdict("stalled", "never_ready", 1800, 1800))
-
-
-def test_a_mark_that_comes_in_the_last_moment_still_counts():
-    server = Server(marked_by_job=True)
-    server.at(15, MIB)
-    server.poll_until(300)
-    server.warmup.mark_seen = True
-    assert server.at(315).status == "growing"
-
-
-def test_what_is_written_after_the_mark_and_then_silent_is_warm_up_again():
-    server = Server(marked_by_job=True)
-    server.at(15, MIB)
-    server.warmup.mark_seen = True
-    server.at(30)
-    server.at(45, MIB)
-    assert server.rule.phases.now == "writing"
-    assert server.until("warm_up")[0] == 345
-    assert server.rule.phases.changes[-1].why == "silent for 5 minutes, and its mark has appeared"
-
-
-def test_an_expected_size_does_not_matter_where_the_job_names_its_warm_up():
-    server = Server(marked_by_job=True, expected_bytes=MIB)
-    server.at(15, 2 * MIB)
-    assert server.until()[1].kind == "no_growth"
-
-
 def test_a_server_on_a_full_cache_writes_nothing_and_is_not_killed_for_it():
     server = Server(present_at_start=MIB)
     assert server.until("warm_up") == (1200, Verdict("growing", None, 1200, 3000))
@@ -171,16 +119,6 @@ def test_silence_that_would_be_warm_up_is_not_suspected_and_any_other_is():
     stalling.until()
     assert server.rule.suspicions == []
     assert [each.at_s for each in stalling.rule.suspicions] == [195]
-
-
-def test_a_mark_clears_a_suspicion():
-    server = Server(marked_by_job=True)
-    server.at(15, MIB)
-    server.poll_until(195)
-    assert server.rule.suspicions[-1].cleared_at_s is None
-    server.warmup.mark_seen = True
-    server.at(210)
-    assert server.rule.suspicions[-1].cleared_at_s == 210
 
 
 def test_neither_warm_up_nor_its_end_rests_on_a_scan_that_did_not_see_everything():
@@ -219,19 +157,14 @@ def test_a_file_system_that_cannot_be_measured_in_warm_up_is_blindness_not_silen
 @settings(max_examples=150, deadline=None)
 @given(
     steps=st.lists(st.tuples(st.floats(1, 400), st.sampled_from([0, 0, MIB]), st.booleans()), min_size=1, max_size=40),
-    marked=st.booleans(),
     expected=st.sampled_from([None, 5 * MIB]),
     present=st.sampled_from([0, 7 * MIB]),
-    mark_at=st.integers(0, 40),
 )
-def test_a_verdict_never_falls_before_its_window_and_never_ready_only_in_warm_up(
-    steps, marked, expected, present, mark_at
-):
-    server = Server(marked_by_job=marked, expected_bytes=expected, present_at_start=present)
+def test_a_verdict_never_falls_before_its_window_and_never_ready_only_in_warm_up(steps, expected, present):
+    server = Server(expected_bytes=expected, present_at_start=present)
     now, last_growth = 0.0, 0.0
-    for number, (delay_s, written, full) in enumerate(steps):
+    for delay_s, written, full in steps:
         now += delay_s
-        server.warmup.mark_seen = server.warmup.mark_seen or (marked and number >= mark_at)
         verdict = server.at(now, written, full=full)
         if written:
             last_growth = now
@@ -242,7 +175,7 @@ def test_a_verdict_never_falls_before_its_window_and_never_ready_only_in_warm_up
             if verdict.kind == "never_ready":
                 assert server.rule.phases.now == "warm_up"
             if verdict.kind == "no_growth":
-                assert marked or expected is not None
+                assert expected is not None
             break
     ats = [change.at_s for change in server.rule.phases.changes]
     assert ats == sorted(ats)
