@@ -10,7 +10,13 @@ import pytest
 from tests.contract.harness import Place
 
 # Quick enough for `make test`; the other files are `make test-contract`'s.
-IN_EVERY_RUN = {"test_doors.py", "test_exit_statuses.py", "test_harness.py", "test_report.py"}
+IN_EVERY_RUN = {
+    "test_bad_input.py",
+    "test_doors.py",
+    "test_exit_statuses.py",
+    "test_harness.py",
+    "test_report.py",
+}
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ BAD_USAGE = {
     "no choice": (["--wait-for", "hope"], "--wait-for", "'hope'", "'tree', 'leader'"),
     "no pair": (["--env", "NOVALUE"], "--env 'NOVALUE'", "NAME=VALUE"),
     "empty directory": (["--cache-dir", ""], "--cache-dir is empty", "name the directory"),
-    "no working directory": (["--cwd", "/nowhere"], "/nowhere", "create it first"),
     "report nowhere": (["--report", "/nowhere/r.json"], "/nowhere/r.json", "create it first"),
     "log nowhere": (["--log", "/nowhere/log"], "/nowhere/log", "No such file or directory"),
     "log that is a directory": (["--log", "/tmp/"], "/tmp/", "name a file in it"),

@@ -91,7 +91,7 @@ def test_the_status_says_how_it_ended_and_the_report_says_the_same(place: Place,
     ids=["ready", "ended well before it was ready", "ended badly", "never ready"],
 )
 def test_a_server_is_judged_by_whether_it_gets_ready(place: Place, script: str, options, status: int) -> None:
-    ready = (*WELL, "--no-bundle", "--ready", f"file={place.root}/up", "--ready-every", "0.2s")
+    ready = (*WELL, "--no-bundle", "--ready", f"file={place.root}/up")
     ran = place.exec(*ready, *options, command=["sh", "-c", script])
     assert ran.status == status, ran.stderr
     place.assert_nobody()

@@ -82,11 +82,9 @@ _VERBOSE = verbose_option("Tell each signal and step. The growth is shown in lin
 )  # fmt: skip
 def command(verbose: bool, **options: Any) -> int:
     """Run COMMAND and watch its cache directories grow; stop its whole process tree on a stall."""
-    context = click.get_current_context()
     said = _recognize(options) if not (options["cache_dirs"] or options["image"]) else None
     job = with_ready(job_from(None, options), options)
     stall, stop = stall_from(options), stop_from(options)
-    poll_said = poll_note(stall, context.get_parameter_source("poll_s") is not click.core.ParameterSource.DEFAULT)
     settings = ExecSettings(
         job=job,
         stall=stall,
@@ -96,7 +94,7 @@ def command(verbose: bool, **options: Any) -> int:
         progress=options["shown"],
         verbose=verbose,
         metrics=metrics_from(options),
-        note="; ".join(filter(None, (said, poll_said))) or None,
+        note="; ".join(filter(None, (said, poll_note(stall)))) or None,
         as_json=options["as_json"],
     )
     # Called by other code, this process goes on, with the signals that it had.

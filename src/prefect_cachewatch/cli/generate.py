@@ -21,6 +21,7 @@ from prefect_cachewatch.cli.options.guard import (
     job_from,
     metrics_from,
     outputs_from,
+    poll_note,
     stall_from,
     stop_from,
 )
@@ -113,6 +114,8 @@ def _generate(
         raise InputError("--store needs --name NAME: the name of the cache in the store")
     job = with_ready(job_from(name, options, publish is not None), options)
     stall, stop = stall_from(options), stop_from(options)
+    if (note := poll_note(stall)) is not None and not options["quiet"]:
+        say(note)
     retry = _retry_from(options)
     outputs, metrics = outputs_from(options), metrics_from(options)
     require_utf8({"job": job, "publish": publish, "outputs": outputs})

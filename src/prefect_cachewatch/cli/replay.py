@@ -61,9 +61,7 @@ def command(trace: Path, hang_at: float | None, expected_bytes: int | None, as_j
     if as_json:
         print(json.dumps(_as_data(recorded, policy, found, enough)))
         return
-    asked = click.get_current_context().get_parameter_source("poll_s") is click.core.ParameterSource.COMMANDLINE
-    note = poll_note(policy, asked)
-    if note:
+    if (note := poll_note(policy)) is not None:
         say(note)
     if recorded.torn:
         say("the last line of the trace was cut off and is not used")

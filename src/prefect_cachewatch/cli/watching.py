@@ -13,6 +13,7 @@ from prefect_cachewatch.cli.options.guard import (
     REPORTING,
     ignored,
     make_absolute,
+    poll_note,
     stall_from,
     stall_section,
     stop_from,
@@ -80,6 +81,8 @@ def command(**options: Any) -> int:
         if not options["quiet"]:
             who = f"{run.watch.who} ({show_argv(run.watch.job.command, 100)})"
             say(f"watching {who}; Ctrl-C leaves it alone", flush=True)
+            if (note := poll_note(stall)) is not None:
+                say(note, flush=True)
         received = _end_on_signals(run)
         try:
             outcome, report = run.run()

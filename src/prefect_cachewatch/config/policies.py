@@ -90,7 +90,8 @@ class StallPolicy(InputModel):
         default=15,
         ge=0.05,
         le=3600,
-        description="Time between two measurements; shortened where a window is less than two polls.",
+        description="Longest time between two measurements; one also falls on each moment at which a window ends, and the poll is "
+        "shortened where a window is less than two of them.",
     )
     progress: Literal["bytes", "any"] = Field(
         default="bytes",

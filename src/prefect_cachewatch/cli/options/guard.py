@@ -235,9 +235,9 @@ def metrics_from(options: dict[str, Any]) -> Metrics | None:
     return build_model(Metrics, to=where)
 
 
-def poll_note(stall: StallPolicy, asked: bool) -> str | None:
+def poll_note(stall: StallPolicy) -> str | None:
     """Say that the poll was shortened, if the user set it and two polls do not fit into the shortest window."""
-    if not asked:
+    if click.get_current_context().get_parameter_source("poll_s") is click.core.ParameterSource.DEFAULT:
         return None
     from prefect_cachewatch.watching.stall import effective_poll_s  # noqa: PLC0415 - seldom
 
