@@ -118,9 +118,9 @@ TWO = {"layers.0.bin": b"x", "d/layers.1.bin": b"x"}
 REFUSED: dict[str, tuple[Fill, str, tuple[str, ...] | None, dict[str, Any]]] = {
     **{f"unfinished {name}": ({"a": b"x", name: b"x"}, "temporary_file", (name,), {}) for name in UNFINISHED},
     "empty file": ({"a": b"x", "d/b.bin": b""}, "empty_file", ("d/b.bin",), {}),
-    "nothing": ({}, "empty_cache", (), {"min_bytes": 0}),
+    "nothing": ({}, "empty_cache", (), {}),
+    "nothing but an empty file": ({"READY": b""}, "empty_cache", (), {}),
     "nothing but what is ignored": ({"run.log": b"x"}, "empty_cache", None, {"ignore": ["*.log"]}),
-    "too small": ({"a": b"x" * 99}, "too_small", (), {"min_bytes": 100}),
     "another number of files": (TWO, "wrong_file_count", (), {"expected_files": 3}),
     "a name that is expected": (TWO, "missing_file", None, {"expected_files": ["layers.*.bin", "config.json"]}),
     "cut off": ({"a.safetensors": TENSOR[:-1], "b.safetensors": TENSOR}, "broken_content", ("a.safetensors",), {}),
@@ -187,11 +187,10 @@ def twice(build: Path) -> None:
 
 ALLOWED: dict[str, tuple[Fill, list[str], dict[str, Any]]] = {
     "names that only look unfinished": (dict.fromkeys(LOOK_ALIKE, b"x"), [], {}),
-    "what may be empty": ({"a": b"x", "d/b.json": b""}, [], {"allow_empty": ["b.json"]}),
+    "what may be empty": ({"a": b"x", "d/b.json": b""}, [], {"allow_empty_files": ["b.json"]}),
     "what may have holes": (sparse, [], {"allow_sparse": ["a.*"]}),
     "files by number": (TWO, [], {"expected_files": 2}),
     "files by glob": (TWO, [], {"expected_files": ["layers.*.bin", "d/*"]}),
-    "just large enough": ({"a": b"x" * 100}, [], {"min_bytes": 100}),
     "links inside": (linked(model="blobs/x", snapshot="blobs"), [], {}),
     "names of any bytes": ({os.fsdecode(name): name for name in (b"\xff\xfe", b"new\nline", b"\x1b[31m", b"x" * 255)}, [], {}),
     "a file with two names": (twice, [], {}),
