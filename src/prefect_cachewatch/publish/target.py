@@ -281,7 +281,7 @@ class StagedBuild(Closing):
                 found = [*lost, *(finding for finding in found if finding.category != "empty_cache")]
             if policy.on_broken_content != "ignore" and not tree.unreadable:
                 if self._content is None or self._content[:2] != (tree, policy):  # unchanged files are read once
-                    looked = inspect_build(fd, policy.ignore, policy.allow_empty)
+                    looked = inspect_build(fd, policy.ignore, policy.allow_empty_files)
                     content = check_content(looked, policy.on_broken_content)
                     content += check_parts(find_missing(fd, tree, policy.ignore), policy.on_broken_content)
                     self._content = tree, policy, content

@@ -330,7 +330,7 @@ class PublishSession(Closing):
                 tuple(policy.ignore),
                 tuple(policy.allow_sparse),
                 contents,
-                tuple(policy.allow_empty),
+                tuple(policy.allow_empty_files),
                 timeout_s=_CONTENT_S,
             )
         except (OSError, StoreError) as error:
