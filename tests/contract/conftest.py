@@ -16,6 +16,7 @@ IN_EVERY_RUN = {
     "test_exit_statuses.py",
     "test_harness.py",
     "test_report.py",
+    "test_shared_caches.py",
 }
 
 

@@ -170,3 +170,17 @@ def test_a_download_that_was_cut_short_is_no_lock(place: Place, pack: Path, said
     lock = leave(pack / "model.bin.incomplete", "1234 bytes of data")
     ran = hang(place, f"print({said.format(lock=lock)!r}, flush=True)\n{SPINS}", lock)
     assert "lock" not in ran.report["diagnosis"]["category"], ran.said
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "directory with files"])
+def test_what_is_named_as_a_lock_and_is_no_file_of_its_own_is_none(place: Place, pack: Path, kind: str) -> None:
+    lock = pack / "build.lock"
+    if kind == "link":
+        lock.symlink_to(leave(place.root / "elsewhere"))
+    elif kind == "pipe":
+        os.mkfifo(lock)
+    else:
+        for name in "ab":
+            leave((pack / "build.lock") / name)
+    ran = hang(place, POLLS, lock)
+    assert ran.report["diagnosis"]["category"] != "stale_lock", ran.said

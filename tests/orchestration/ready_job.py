@@ -1,4 +1,4 @@
-"""A job that starts the small server of the process tests on a free port, and an end for whatever it has started."""
+"""A job that starts the small server of the contract on a free port, and an end for whatever it has started."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from prefect_cachewatch.flows.generation import generate_cache
 from prefect_cachewatch.watching.servers.records import list_servers, remove_record
 from prefect_cachewatch.watching.servers.stopping import stop_server
 
-SERVER = str(Path(__file__).parents[1] / "processes" / "ready_server.py")
+SERVER = str(Path(__file__).parents[1] / "contract" / "ready_server.py")
 QUICK = {"stall_after_s": 0.8, "first_write_within_s": 10, "poll_s": 0.2, "warmup_within_s": 30}
 
 

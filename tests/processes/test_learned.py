@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from prefect_cachewatch import CacheJob, StallPolicy, StopPolicy, watch
-from prefect_cachewatch.run.history import add_run, history_path, read_history
+from prefect_cachewatch.run.history import add_run, read_history
 from prefect_cachewatch.watching import learned
-from support import CACHEWATCH, Ran, assert_none_left, new_tag, program
-from support import run as run_argv
+from support import assert_none_left, new_tag, program
 
 # Writes three files a quarter of a second apart; hangs before the last one for as often as the file `hangs` says.
 WRITES = """
@@ -26,10 +24,6 @@ WRITES = """
         open(f"{cache}/{number}", "wb").write(b"x" * 100_000)
         time.sleep(0.25)
 """
-
-
-def run_cachewatch(*argv: str) -> Ran:
-    return run_argv([*CACHEWATCH, *argv])
 
 
 class Job:
@@ -95,43 +89,3 @@ def test_another_command_or_a_cache_that_is_not_empty_begins_anew(tmp_path: Path
     report = watch(job.job, StallPolicy(stall_after_s="learned"), bundle=False)  # type: ignore[arg-type]
     said = "0 of 5 completed runs of this command are known that began with files in the cache"
     assert said in " ".join(report.notes)
-
-
-def test_who_has_not_asked_for_a_learned_window_is_told_nothing_of_it(tmp_path: Path):
-    assert Job(tmp_path).run(stall_after_s=8).notes == []
-    assert [run.outcome for run in read_history("learns")] == ["completed"]
-
-
-def test_exec_says_what_it_has_learned(tmp_path: Path):
-    cache = tmp_path / "cache"
-    options = f"exec --stall-after learned --poll 1s --cache-dir {cache} --"
-    argv = [*options.split(), "sh", "-c", f"echo x > {cache}/x"]
-    assert "0 of 5 completed runs" in run_cachewatch(*argv).stderr
-    (told,) = read_history("cache")
-    for silence_s in (20.0, 31.0, 24.0, 40.0):
-        add_run("cache", replace(told, longest_pause_s=silence_s))
-    shutil.rmtree(cache)
-    said = run_cachewatch(*argv)
-    assert said.status == 0
-    sentence = "window 1 minute, learned from 5 runs; a healthy run as those is stopped with probability below 16.7 %"
-    assert f"{sentence} (configured: 5 minutes)" in said.stderr
-    assert len(read_history("cache")) == 6
-
-
-def test_a_history_that_cannot_be_used_is_said_and_the_run_goes_on(tmp_path: Path):
-    history = history_path("cache")
-    history.parent.mkdir(parents=True)
-    os.mkfifo(history)  # opened without care, it would hang
-    said = run_cachewatch(
-        *f"exec --stall-after learned --cache-dir {tmp_path}/cache -- sh -c".split(), f"echo > {tmp_path}/cache/x"
-    )
-    assert said.status == 0
-    assert f"the run was not added to {history}: " in said.stderr
-
-
-@pytest.mark.parametrize("command", [["watch", "--pid", "1", "--cache-dir", "/tmp"], ["replay", __file__]])
-def test_commands_that_know_no_runs_refuse_learned_windows(command: list[str]):
-    said = run_cachewatch(*command, "--stall-after", "learned")
-    assert said.status == 125
-    assert said.stderr.count("\n") == 1
-    assert "learned" in said.stderr

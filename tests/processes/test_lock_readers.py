@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from prefect_cachewatch.errors import CacheDirectoryBusy, StoreBusy
+from prefect_cachewatch.errors import StoreBusy
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.publish.target import BuildRecipe
 from prefect_cachewatch.supervise.filelocks import find_holders
-from prefect_cachewatch.watching.site import CacheDirectories
 
 HOLDS = """
 import fcntl, os, sys, time
@@ -116,51 +114,6 @@ def test_a_child_that_inherited_a_lock_is_named_when_who_took_it_has_ended(store
     [holder] = find_holders(writer.stat())
     assert holder.pid != took.pid
     assert f"the lock is held by pid {holder.pid}: " in caught.value.message
-
-
-def test_a_reader_that_locked_a_cache_directory_keeps_no_job_out_but_a_second_job_does(
-    tmp_path: Path, stranger: Locker
-) -> None:
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    reader = stranger("LOCK_SH", cache)
-    with CacheDirectories([cache]):
-        with pytest.raises(CacheDirectoryBusy):
-            CacheDirectories([cache])
-        assert reader.stdin is not None
-        reader.stdin.close()
-        reader.wait(10)
-        with pytest.raises(CacheDirectoryBusy):
-            CacheDirectories([cache])
-    with CacheDirectories([cache]), pytest.raises(CacheDirectoryBusy):
-        CacheDirectories([cache])
-
-
-def test_a_reader_of_the_directorys_lock_file_keeps_no_job_out(tmp_path: Path, stranger: Locker) -> None:
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    stranger("LOCK_SH", cache)
-    CacheDirectories([cache]).close()
-    stranger("LOCK_SH", cache / ".cachewatch.lock")
-    CacheDirectories([cache]).close()
-    assert (cache / ".cachewatch.lock").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_stranger_that_locked_a_cache_directory_for_itself_is_named_as_none_of_ours(
-    tmp_path: Path,
-) -> None:
-    cache = tmp_path / "own"
-    cache.mkdir()
-    holder = subprocess.Popen(["flock", "-x", str(cache), "cat"], stdin=subprocess.PIPE)
-    while not find_holders(cache.stat()):
-        assert holder.poll() is None
-        time.sleep(0.02)
-    with pytest.raises(CacheDirectoryBusy) as caught:
-        CacheDirectories([cache])
-    holder.communicate()
-    assert caught.value.message.startswith(f"cache directory {cache} is locked by a program that is no job of ")
-    assert f"(pid {holder.pid}: " in caught.value.message
-    assert caught.value.data["holder_pid"] == holder.pid
 
 
 def test_readers_see_that_a_publisher_is_at_work_without_the_right_to_open_its_lock(store: CacheStore) -> None:

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.processes.ready_bench import made_bench
 
 from support import (
     CACHEWATCH,
@@ -142,30 +141,6 @@ def test_the_time_limit_and_an_empty_cache_are_said_and_change_no_exit_status(ca
     assert (limit["kind"], limit["in_vain"]) == (None, True)
     assert "exceeded its time limit in " in limit["message"]
     assert "it was empty before as well, which would have been a failure" in ran.last_line
-
-
-@pytest.mark.campaign
-def test_a_server_that_would_have_been_stopped_is_handed_over_when_it_is_ready(tmp_path):
-    with made_bench(tmp_path) as bench:
-        ran = bench.exec("--on-stall", "report", "--warmup-within", "1s", "--no-bundle", warm_s=4.0)
-        assert (ran.status, ran.report["outcome"], ran.report["stop"]) == (0, "completed", None), ran.stderr
-        assert ran.report["ready"]["left_running"] and bench.healthy()
-        assert tagged(bench.tag) == [ran.report["ready"]["pid"]]
-    stalls = ran.report["would_be_stops"]
-    assert stalls and {stall["in_vain"] for stall in stalls} == {True}
-    assert stalls[-1]["kind"] == "never_ready"
-    assert (
-        f"stop it with `cachewatch stop --pid {ran.report['ready']['pid']}`. It would have been stopped "
-        in ran.last_line
-    )
-
-
-@pytest.mark.campaign
-def test_a_server_that_ends_before_it_is_ready_would_have_been_stopped_rightly(tmp_path):
-    with made_bench(tmp_path) as bench:
-        ran = bench.exec("--on-stall", "report", "--warmup-within", "1s", "--no-bundle", warm_s=4.0, exit_in_warmup=3)
-    assert (ran.status, ran.report["outcome"], bench.records()) == (3, "failed", [])
-    assert [(stall["kind"], stall["in_vain"]) for stall in ran.report["would_be_stops"]] == [("never_ready", False)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -392,7 +392,7 @@ def deadlocked(view: View) -> Diagnosis | None:
     if not futexes and view.leaves:
         return None  # a pipe from outside the tree
     first = (futexes or view.waits)[0]
-    threads = [thread for wait in futexes for thread in wait.process.threads]
+    threads = [thread for wait in futexes or view.waits for thread in wait.process.threads]
     all_wait = all(thread.syscall in ("futex", "") or "futex" in thread.wait_channel for thread in threads)
     timed = any(wait.timed for wait in futexes)
     what = (
@@ -414,6 +414,7 @@ def deadlocked(view: View) -> Diagnosis | None:
             f"CPU: {view.cpu_cores:.3f} cores in {view.window_s:.1f} s"
             if view.cpu_cores is not None
             else "CPU: unknown",
+            *(f"{who(wait.process)} reads {shown(wait.target)}" for wait in view.waits[:5] if not futexes),
             *python,
         ),
         "The stacks in the bundle show who waits where. Locks taken in different orders, a fork in a process with "

@@ -226,7 +226,9 @@ def _file(process: ProcessFacts, fds: Sequence[int]) -> OpenFile | None:
 
 
 def _polled(process: ProcessFacts, fds: Sequence[int]) -> OpenFile | None:
-    polled = [file for file in process.files if file.fd in fds]
+    # An event loop polls a socket of its own, too, by which its threads and signals wake it.
+    unix = {socket.fd for socket in process.sockets if socket.family == "unix"}
+    polled = sorted((file for file in process.files if file.fd in fds), key=lambda file: file.fd in unix)
     for kind in _POLL_ORDER:
         for file in polled:
             if file.kind == kind:
