@@ -18,7 +18,7 @@ import pytest
 from tests.contract.harness import QUICK, WELL, Place, Ran, eventually, state
 
 SERVER = Path(__file__).with_name("ready_server.py")
-LOOKS = ("--ready-every", "0.1s", "--no-bundle")
+LOOKS = ("--no-bundle",)
 # For what hangs for good: silence is a stall at once.
 SHORT = (*QUICK, *LOOKS, "--stall-after", "1s", "--first-write-within", "60s")
 
@@ -65,9 +65,7 @@ class Ready:
 
     ready: str = "http"
     stop: tuple[str, ...] = ("cache",)
-    options: tuple[str, ...] = ()
     plan: dict[str, object] = field(default_factory=dict)
-    phases: tuple[str, ...] = ("writing",)
     how: str = "ended after SIGTERM"
 
 
@@ -76,12 +74,7 @@ READY = {
     "a port": Ready("tcp"),
     "a line": Ready("log=startup compl.te", ("--all",)),
     "a marker": Ready("file=COMPLETED", plan={"marker": "COMPLETED"}),
-    "a body, after 503 for a while": Ready(
-        options=("--ready-body", '"status": *"ready"'), plan={"status_warming": 503, "warm_s": 1.5}
-    ),
-    "an address, after a warm-up that a line begins": Ready(
-        options=("--warmup-begins", "log=warming up"), plan={"warm_s": 2.0}, phases=("writing", "warm_up")
-    ),
+    "an address, after 503 for a while": Ready(plan={"status_warming": 503, "warm_s": 6.0}),
     "an address, of a daemon's child": Ready(plan={"daemonize": True}, stop=("--all",)),
     "an address, with workers": Ready(plan={"workers": 2}),
     "an address, deaf to SIGTERM": Ready(
@@ -93,7 +86,7 @@ READY = {
 @pytest.mark.parametrize("name", READY)
 def test_a_server_that_is_ready_is_handed_over_and_can_be_stopped(servers: Servers, name: str) -> None:
     case = READY[name]
-    ran = servers.exec(*case.options, ready=case.ready, **case.plan)
+    ran = servers.exec(ready=case.ready, **case.plan)
     assert (ran.status, ran.report["outcome"], ran.report["stop"]) == (0, "completed", None), ran.stderr
     ready = ran.report["ready"]
     assert (ready["kind"], ready["then"], ready["left_running"]) == (
@@ -101,7 +94,7 @@ def test_a_server_that_is_ready_is_handed_over_and_can_be_stopped(servers: Serve
         "leave_running",
         True,
     )
-    assert [change["phase"] for change in ready["phases"]] == list(case.phases)
+    assert [change["phase"] for change in ready["phases"]] == ["writing"]
     assert f"left running as pid {ready['pid']}; stop it with `cachewatch stop --pid {ready['pid']}`" in ran.last_line
     assert eventually(servers.healthy) and state(ready["pid"])
     assert [str(path) for path in servers.records()] == [ready["record"]]
@@ -123,7 +116,7 @@ def test_a_server_that_is_stopped_when_it_is_ready_completes(servers: Servers) -
 
 
 def test_a_line_and_exit_code_0_in_one_moment_is_ready_where_it_would_be_stopped_anyway(servers: Servers) -> None:
-    ran = servers.exec("--then", "stop", "--ready-every", "30s", ready="log=startup complete", exit_when_ready=0)
+    ran = servers.exec("--then", "stop", ready="log=startup complete", exit_when_ready=0)
     assert (ran.status, ran.report["outcome"]) == (0, "completed")
 
 
@@ -162,10 +155,9 @@ NEVER = {
     "it ends with exit code 0": Never({"exit_in_warmup": 0}, 1, 0, windows=WELL),
     "its leader goes, which counts": Never({"daemonize": True, "never_ready": True}, 1, 0, ("--wait-for", "leader"), windows=WELL),
     "it binds no port": Never({"never_ready": True}, 124, "never_ready", ("--warmup-within", "2s")),
-    "it takes the question and never answers": Never({"hang_health": True}, 124, "never_ready", ("--warmup-within", "2s", "--ready-every", "60s")),
+    "it takes the question and never answers": Never({"hang_health": True}, 124, "never_ready", ("--warmup-within", "2s")),
     "its marker is of yesterday": Never({"never_ready": True}, 124, "never_ready", ("--warmup-within", "2s"), "file=layer0.bin.old"),
     "its line never comes": Never({"never_ready": True}, 124, "never_ready", ("--warmup-within", "2s"), "log=startup complete"),
-    "it hangs while it writes": Never({"hang_in_writing": True}, 124, "no_growth", ("--warmup-begins", "log=warming up")),
     "it hangs far below its size": Never({"hang_in_writing": True}, 124, "no_growth", ("--expect", "100MB")),
 }  # fmt: skip
 
