@@ -327,7 +327,7 @@ def test_the_run_form_opens_without_a_null_and_is_taken_as_it_opens(site, browse
     )
     deployment = made.stdout.split()[-1]
     browser.open(f"{address}{'/v2' if ui == 'v2' else ''}/deployments/deployment/{deployment}/run", 1400, 4400)
-    for words in ("Stall after (seconds, or 5m)", "Advanced: churn after", "Container"):
+    for words in ("Stall after (seconds, or 5m)", "Advanced: unresponsive after", "Container"):
         browser.wait_for(f"document.body.innerText.includes({words!r})", 60)
     browser.wait_for("document.querySelector('textarea')")
     browser.screenshot(pictures / f"form-{ui}.png")
