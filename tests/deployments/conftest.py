@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.orchestration.conftest import BIN, Server, end, server, state_directory
-
-__all__ = ["server", "state_directory"]
+from tests.prefect_server import BIN, Server, end
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOYMENTS = ROOT / "deployments"

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from tests.containers.engine import SHELL_IMAGE, Engine, an_engine
 from tests.deployments.conftest import ROOT, done
-from tests.orchestration.conftest import BIN, Server, end
+from tests.prefect_server import BIN, Server, end
 from tests.support import eventually
 
 pytestmark = [pytest.mark.deployments, pytest.mark.timeout(600)]

@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 from tests.deployments.conftest import DEPLOYMENTS, HEARTBEAT_S, done, flow_process, run
-from tests.orchestration.conftest import Server, alive, wait_until_gone
 from tests.orchestration.test_worker import GROWS, HANGS, parameters
+from tests.prefect_server import Server, alive, wait_until_gone
 
 pytestmark = [pytest.mark.deployments, pytest.mark.timeout(600)]
 ENTRIES = yaml.safe_load((DEPLOYMENTS / "prefect.yaml").read_text())["deployments"]

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.faults.harness import HERE, NOBODY, Results, Row, Sandbox, in_namespace, summarise
+from tests.prefect_server import Proxy, Server
 from tests.support import unavailable
 
 _results = pytest.StashKey[Results]()
@@ -72,6 +74,21 @@ def own_sandbox() -> Iterator[Sandbox]:
     box = Sandbox.make(None)
     yield box
     box.close()
+
+
+class Front:
+    """The server, and the proxy through which the runs see it."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.proxy = Proxy(httpx.URL(server.url).port or 0)
+
+
+@pytest.fixture
+def front(server: Server) -> Iterator[Front]:
+    found = Front(server)
+    yield found
+    found.proxy.down()
 
 
 @pytest.fixture

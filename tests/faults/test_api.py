@@ -5,44 +5,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.faults.conftest import Fault
+from tests.faults.conftest import Fault, Front
 from tests.faults.harness import Sandbox, living, until
-from tests.faults.prefect_server import Api, Proxy, end, free_port, start_server
+from tests.prefect_server import free_port
 
 SECTION = "4 The API"
 pytestmark = pytest.mark.timeout(400)
-
-
-class Front:
-    """A server, its API asked directly, and the proxy through which the runs see it."""
-
-    def __init__(self, tmp_path_factory: pytest.TempPathFactory) -> None:
-        self.process, self.env = start_server(tmp_path_factory.mktemp("api"), dict(os.environ))
-        self.api = Api(self.env["PREFECT_API_URL"])
-        self.proxy = Proxy(int(self.env["PREFECT_API_URL"].rsplit(":", 1)[1].split("/")[0]))
-
-
-@pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    found = Front(tmp_path_factory)
-    yield found
-    found.proxy.down()
-    end(found.process)
-
-
-@pytest.fixture(autouse=True)
-def restore(request: pytest.FixtureRequest) -> Iterator[None]:
-    yield
-    if "front" in request.fixturenames:
-        found = request.getfixturevalue("front")
-        found.proxy.delay_s, found.proxy.answer = 0.0, None
-        found.proxy.down()
-        found.proxy.up()
 
 
 def generate(box: Sandbox, url: str, name: str, command: list[str], *options: str, window: str = "3s") -> Any:
@@ -85,10 +57,10 @@ def test_a_server_that_is_down_in_mid_run_and_back_changes_nothing(
     assert living(tag), "the generator ended with its server"
     front.proxy.up()
     assert process.wait(120) == 0, own_sandbox.stderr()
-    run = front.api.run_named(name)
+    run = front.server.run_named(name)
     assert run["state_type"] == "COMPLETED", run["state"]
-    row.measured.append(("", f"Completed, artifacts: {len(front.api.artifacts(run['id']))}"))
-    assert front.api.artifacts(run["id"])
+    row.measured.append(("", f"Completed, artifacts: {len(front.server.artifacts(run['id']))}"))
+    assert front.server.artifacts(run["id"])
 
 
 def test_a_server_that_is_down_at_the_stall_gets_everything_when_it_is_back(
@@ -114,9 +86,9 @@ def test_a_server_that_is_down_at_the_stall_gets_everything_when_it_is_back(
     began = time.monotonic()
     assert process.wait(180) == 124, own_sandbox.stderr()
     delivered_s = time.monotonic() - began
-    run = front.api.run_named(name)
+    run = front.server.run_named(name)
     assert (run["state_type"], run["state_name"]) == ("FAILED", "Stalled"), run["state"]
-    assert len(front.api.artifacts(run["id"])) >= 2
+    assert len(front.server.artifacts(run["id"])) >= 2
     row.measured.append(
         (
             "",

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.conftest import Fault
+from tests.faults.conftest import Fault, Front
 from tests.faults.harness import Sandbox, living, until
-from tests.faults.test_api import Front, generate
+from tests.faults.test_api import generate
 from tests.support import unavailable
 
 SECTION = "4 The API"
@@ -98,16 +98,6 @@ def test_an_api_that_is_odd_at_the_start_is_one_sentence_in_bounded_time(
     row.measured.append(("", f"exit 125 after {time.monotonic() - began:.1f} s (patience 5 s)"))
 
 
-@pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    from tests.faults.prefect_server import end
-
-    found = Front(tmp_path_factory)
-    yield found
-    found.proxy.down()
-    end(found.process)
-
-
 @pytest.mark.parametrize("signalled", [False, True], ids=["patience", "SIGTERM"])
 def test_an_api_that_is_mute_from_mid_run_on_hides_no_end(
     front: Front, own_sandbox: Sandbox, fault: Fault, signalled: bool
@@ -119,7 +109,6 @@ def test_an_api_that_is_mute_from_mid_run_on_hides_no_end(
         "connections are taken and never answered",
         "the generator's end is said, and apart that the API could not be told; its exit status; in bounded time",
     )
-    front.proxy.delay_s, front.proxy.answer = 0.0, None
     tag, command = own_sandbox.tree("plain", writes=60, interval_s=0.1, life_s=8)
     patience = "5m" if signalled else "8s"
     process = generate(
@@ -152,9 +141,8 @@ def test_a_signal_while_the_api_is_mute_ends_the_run_by_its_rules(
         "connections are taken and never answered, the job holds a slot of its storage; SIGTERM or SIGINT; patience 5 min",
         "tree gone within the grace period, report, exit status 128+N, in bounded time",
     )
-    front.proxy.delay_s, front.proxy.answer = 0.0, None
     number, storage = getattr(signal, name), f"mute-{name}-{moment[0]}"
-    front.api.ask("POST", "/v2/concurrency_limits/", name=storage, limit=1, active=True)
+    front.server.request("POST", "/v2/concurrency_limits/", name=storage, limit=1, active=True)
     tag, command = own_sandbox.tree("term_ignorer", interval_s=0.2, life_s=300)
     waits = moment != "the generator runs"
     options = ["--attempts", "3", "--backoff", "5m", "--storage", storage]
@@ -213,9 +201,6 @@ def test_an_api_that_is_odd_from_mid_run_on_hides_no_end(
         "redirect": b"302 Found\r\nLocation: /api/x\r\nContent-Length: 0\r\n\r\n",
         "cut": b"200 OK\r\nContent-Length: 100\r\n\r\n{",
     }[way]
-    front.proxy.delay_s, front.proxy.answer = 0.0, None
-    front.proxy.down()
-    front.proxy.up()
     tag, command = own_sandbox.tree("plain", writes=60, interval_s=0.1, life_s=8)
     process = generate(own_sandbox, front.proxy.url, f"odd-{way}", command, "--api-patience", "8s", window="60s")
     until(lambda: living(tag), 90, "the generator runs")

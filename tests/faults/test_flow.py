@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from tests.faults.conftest import Fault
-from tests.faults.harness import SHAPES, SLACK_S, Sandbox, living, slack_s, until, wait_ready
-from tests.faults.prefect_server import Api, end, flow_process_of, prefect, start_server
+from tests.faults.harness import SHAPES, Sandbox, living, wait_ready
+from tests.prefect_server import Server, flow_process_of
+from tests.support import PATIENCE_S
 
 SECTION = "1 Ends of the process"
 GRACE_S = 0.5
@@ -35,45 +35,23 @@ if __name__ == "__main__":  # serve starts each run by importing this file anew
 pytestmark = pytest.mark.timeout(400)
 
 
-class Fleet:
-    """Server, worker pool and what is needed to run deployments on them."""
+class Fleet(NamedTuple):
+    server: Server
+    folder: Path
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.process, self.env = start_server(folder, dict(os.environ) | {"CACHEWATCH_STATE": str(folder / "state")})
-        self.api = Api(self.env["PREFECT_API_URL"])
-        (folder / "prefect.yaml").write_text(DEPLOYMENT)
-        prefect(self.env, "work-pool", "create", "faults", "--type", "process", cwd=folder)
-        prefect(self.env, "deploy", "--prefect-file", "prefect.yaml", "--name", "faults", cwd=folder)
-        self.clients: list[subprocess.Popen[bytes]] = []
-
-    def start_client(self, *argv: str) -> subprocess.Popen[bytes]:
-        with (self.folder / "client.log").open("ab") as log:
-            process = subprocess.Popen(
-                list(argv), env=self.env, cwd=self.folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL
-            )
-        self.clients.append(process)
-        return process
-
-    def start_worker(self) -> subprocess.Popen[bytes]:
-        return self.start_client(str(Path(sys.executable).parent / "prefect"), "worker", "start", "--pool", "faults")
-
-    def start_serve(self) -> subprocess.Popen[bytes]:
-        script = self.folder / "serve.py"
-        script.write_text(SERVE)
-        return self.start_client(sys.executable, str(script))
-
-    def close(self) -> None:
-        for client in self.clients:
-            end(client)
-        end(self.process)
+    def worker(self) -> AbstractContextManager[subprocess.Popen[bytes]]:
+        return self.server.worker("faults", self.folder)
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    found = Fleet(tmp_path_factory.mktemp("fleet"))
-    yield found
-    found.close()
+def fleet(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    """The shared server with a work pool and a deployment to it."""
+    folder = tmp_path_factory.mktemp("fleet")
+    (folder / "prefect.yaml").write_text(DEPLOYMENT)
+    server.prefect("work-pool", "create", "faults", "--type", "process", cwd=folder)
+    server.prefect("deploy", "--prefect-file", "prefect.yaml", "--name", "faults", cwd=folder)
+    (folder / "serve.py").write_text(SERVE)
+    return Fleet(server, folder)
 
 
 def parameters(box: Sandbox, name: str, command: list[str], stall_s: float = 120) -> dict[str, Any]:
@@ -88,21 +66,22 @@ def parameters(box: Sandbox, name: str, command: list[str], stall_s: float = 120
 class Runs:
     """One flow run of each shape, side by side."""
 
-    def __init__(self, fleet: Fleet, box: Sandbox, deployment: str) -> None:
-        self.api = fleet.api
+    def __init__(self, server: Server, box: Sandbox, deployment: str) -> None:
+        self.server = server
         self.ids: dict[str, str] = {}
         self.tags: dict[str, str] = {}
         for shape in SHAPES:
             box.mkdir(f"cache-{shape}")
             box.cache_name = f"cache-{shape}"
-            self.tags[shape], command = box.tree(shape, life_s=150, interval_s=0.5)
-            self.ids[shape] = self.api.start(f"generate-cache/{deployment}", parameters(box, shape, command))
+            self.tags[shape], command = box.tree(shape, life_s=300, interval_s=0.5)
+            self.ids[shape] = server.start_run(f"generate-cache/{deployment}", parameters(box, shape, command))
         for shape, tag in self.tags.items():
             wait_ready(tag, shape, 120)
-        until(lambda: all(self.api.run(i)["state_type"] == "RUNNING" for i in self.ids.values()), 30, "all run")
-        self.flows = {shape: flow_process_of(tag) for shape, tag in self.tags.items()}
+        for run_id in self.ids.values():
+            server.wait_for_state(run_id, "RUNNING")
+        self.flows = {shape: flow_process_of(living(tag)) for shape, tag in self.tags.items()}
 
-    def wait_gone(self, limit_s: float) -> dict[str, float]:
+    def wait_gone(self) -> list[tuple[str, str]]:
         """Seconds until each tree was gone, from now."""
         began, took = time.monotonic(), dict[str, float]()
         while len(took) < len(self.tags):
@@ -110,9 +89,12 @@ class Runs:
                 if shape not in took and not living(tag):
                     took[shape] = time.monotonic() - began
             left = {s: len(living(t)) for s, t in self.tags.items() if s not in took}
-            assert time.monotonic() - began < limit_s or not left, f"left after {limit_s:g} s: {left}"
+            assert time.monotonic() - began < PATIENCE_S or not left, f"left: {left}"
             time.sleep(0.02)
-        return took
+        return [(shape, f"{seconds:.2f} s") for shape, seconds in took.items()]
+
+    def ends(self) -> set[str]:
+        return {self.server.wait_final(run_id)["state_type"] for run_id in self.ids.values()}
 
 
 @pytest.mark.parametrize("how", ["process worker", "serve"])
@@ -123,23 +105,18 @@ def test_cancel_from_the_api_ends_cancelled_with_every_tree_gone(
         SECTION,
         f"cancel from the API, {how}",
         "state Cancelling set through the API, a run of each shape",
-        f"Cancelled; no survivor within the {how}'s poll + grace + {SLACK_S:g} s",
+        "Cancelled; no survivor",
     )
-    client = fleet.start_worker() if how != "serve" else fleet.start_serve()
-    if how == "serve":
-        until(
-            lambda: any(d["name"] == "served" for d in fleet.api.ask("POST", "/deployments/filter", limit=50)),
-            60,
-            "it serves",
-        )
-    runs = Runs(fleet, own_sandbox, "faults" if how != "serve" else "served")
-    for run_id in runs.ids.values():
-        fleet.api.cancel(run_id)
-    took = runs.wait_gone(30 + GRACE_S + slack_s())
-    states = {shape: fleet.api.wait_final(run_id) for shape, run_id in runs.ids.items()}
-    assert {shape: run["state_type"] for shape, run in states.items()} == dict.fromkeys(SHAPES, "CANCELLED")
-    row.measured += [(shape, f"{seconds:.1f} s") for shape, seconds in took.items()]
-    end(client)
+    serves = how == "serve"
+    script = fleet.folder / "serve.py"
+    with fleet.server.client(sys.executable, script, folder=fleet.folder) if serves else fleet.worker():
+        if serves:
+            fleet.server.wait_for_deployment("generate-cache/served")
+        runs = Runs(fleet.server, own_sandbox, "served" if serves else "faults")
+        for run_id in runs.ids.values():
+            fleet.server.cancel(run_id)
+        row.measured += runs.wait_gone()
+        assert runs.ends() == {"CANCELLED"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -150,20 +127,14 @@ def test_a_flow_process_that_is_ended_leaves_nobody_and_a_true_state(
         SECTION,
         f"{number.name} of the flow process",
         f"{number.name} of the flow process on a process worker, a run of each shape",
-        f"no survivor within grace + {SLACK_S:g} s; Crashed at once, since no orphan holds the worker's pipe",
+        "no survivor; Crashed, since no orphan holds the worker's pipe",
     )
-    worker = fleet.start_worker()
-    runs = Runs(fleet, own_sandbox, "faults")
-    for flow in runs.flows.values():
-        flow.send_signal(number)
-    began = time.monotonic()
-    took = runs.wait_gone(GRACE_S + slack_s())
-    for run_id in runs.ids.values():
-        assert fleet.api.wait_final(run_id, 30)["state_type"] == "CRASHED"
-    seen_s = time.monotonic() - began
-    row.measured += [(shape, f"{seconds:.2f} s") for shape, seconds in took.items()]
-    row.measured.append(("all Crashed within", f"{seen_s:.1f} s"))
-    end(worker)
+    with fleet.worker():
+        runs = Runs(fleet.server, own_sandbox, "faults")
+        for flow in runs.flows.values():
+            flow.send_signal(number)
+        row.measured += runs.wait_gone()
+        assert runs.ends() == {"CRASHED"}
 
 
 def test_a_killed_worker_and_then_a_killed_flow_leave_nobody(fleet: Fleet, own_sandbox: Sandbox, fault: Fault) -> None:
@@ -171,19 +142,17 @@ def test_a_killed_worker_and_then_a_killed_flow_leave_nobody(fleet: Fleet, own_s
         SECTION,
         "SIGKILL of the worker, then of the flow",
         "nobody is left to set a state, a run of each shape",
-        f"flows and generators live on without their worker; no survivor within grace + {SLACK_S:g} s of the flow's end",
+        "flows and generators live on without their worker; no survivor after the flow's end",
     )
-    worker = fleet.start_worker()
-    runs = Runs(fleet, own_sandbox, "faults")
-    worker.kill()
-    worker.wait(10)
-    time.sleep(2)
-    assert all(living(tag) for tag in runs.tags.values())
-    for flow in runs.flows.values():
-        flow.kill()
-    took = runs.wait_gone(GRACE_S + slack_s())
-    states = {fleet.api.run(run_id)["state_type"] for run_id in runs.ids.values()}
-    row.measured += [(shape, f"{seconds:.2f} s") for shape, seconds in took.items()]
+    with fleet.worker() as worker:
+        runs = Runs(fleet.server, own_sandbox, "faults")
+        worker.kill()
+        worker.wait(10)
+        assert all(living(tag) for tag in runs.tags.values())
+        for flow in runs.flows.values():
+            flow.kill()
+        row.measured += runs.wait_gone()
+    states = {fleet.server.flow_run(run_id)["state_type"] for run_id in runs.ids.values()}
     row.measured.append(("state with nobody left to set it", ", ".join(sorted(states)).lower()))
 
 
@@ -196,20 +165,17 @@ def test_a_stall_of_every_shape_ends_stalled_with_the_tree_gone(
         "writing ends, the tree lives on, a run of each shape",
         "Failed, named Stalled; no survivor",
     )
-    worker = fleet.start_worker()
     runs = {}
-    for shape in SHAPES:
-        own_sandbox.mkdir(f"cache-{shape}")
-        own_sandbox.cache_name = f"cache-{shape}"
-        tag, command = own_sandbox.tree(shape, writes=5, life_s=150)
-        runs[shape] = (
-            tag,
-            fleet.api.start("generate-cache/faults", parameters(own_sandbox, shape, command, stall_s=4)),
-        )
-    for shape, (tag, run_id) in runs.items():
-        run = fleet.api.wait_final(run_id, 150)
-        assert (run["state_type"], run["state_name"]) == ("FAILED", "Stalled"), run["state"]
-        assert living(tag) == []
-        assert len(fleet.api.artifacts(run_id)) >= 2
-        row.measured.append((shape, "Stalled"))
-    end(worker)
+    with fleet.worker():
+        for shape in SHAPES:
+            own_sandbox.mkdir(f"cache-{shape}")
+            own_sandbox.cache_name = f"cache-{shape}"
+            tag, command = own_sandbox.tree(shape, writes=5, life_s=300)
+            asked = parameters(own_sandbox, shape, command, stall_s=4)
+            runs[shape] = (tag, fleet.server.start_run("generate-cache/faults", asked))
+        for shape, (tag, run_id) in runs.items():
+            run = fleet.server.wait_final(run_id, 240)
+            assert (run["state_type"], run["state_name"]) == ("FAILED", "Stalled"), run["state"]
+            assert living(tag) == []
+            assert len(fleet.server.artifacts(run_id)) >= 2
+            row.measured.append((shape, "Stalled"))

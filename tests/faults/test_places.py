@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import Fault
+from tests.faults.conftest import Fault, Front
 from tests.faults.harness import Sandbox, living, until
-from tests.faults.test_api import Front, generate
+from tests.faults.test_api import generate
 from tests.faults.test_watch import HangingMount
 
 SECTION = "2 The watch itself"
@@ -32,16 +32,6 @@ def mount(own_sandbox: Sandbox) -> Iterator[Path]:
     own_sandbox.prelude = ["sh", "-c", hang, "sh"]
     yield home
     found.end()
-
-
-@pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    from tests.faults.prefect_server import end
-
-    found = Front(tmp_path_factory)
-    yield found
-    found.proxy.down()
-    end(found.process)
 
 
 PLACES = {

@@ -8,14 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.faults.conftest import Fault
 from tests.faults.harness import Sandbox, until
-from tests.faults.prefect_server import end, start_server
+from tests.prefect_server import Server
 from tests.support import unavailable
 
 SECTION = "11 What removes files"
@@ -34,11 +33,9 @@ open(root + "/out/first", "w").close()
 WRITE = "for n in range(3): open(f'{cache}/new{n}.bin', 'wb').write(b'x' * 50000)\ntime.sleep(.5)\n"
 
 
-@pytest.fixture(scope="module")
-def prefect_env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    process, env = start_server(tmp_path_factory.mktemp("server"), dict(os.environ))
-    yield {name: value for name, value in env.items() if name.startswith("PREFECT") and name != "PREFECT_HOME"}
-    end(process)
+@pytest.fixture
+def prefect_env(server: Server) -> dict[str, str]:
+    return {name: value for name, value in server.env.items() if name.startswith("PREFECT") and name != "PREFECT_HOME"}
 
 
 class Run:

@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.faults.conftest import Fault
 from tests.faults.harness import Sandbox, in_namespace, living, new_tag, until
-from tests.faults.prefect_server import end, start_server
+from tests.prefect_server import Server
 from tests.support import unavailable
 
 SECTION = "13 The store"
@@ -46,17 +45,9 @@ open(mark, "w").write(repr(kept))
 """
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    folder = tmp_path_factory.mktemp("store-server")
-    process, env = start_server(folder, dict(os.environ) | {"CACHEWATCH_STATE": str(folder / "state")})
-    yield env
-    end(process)
-
-
 @pytest.mark.parametrize("killed", ["the run", "a stall"])
 def test_a_file_that_a_killed_run_has_cut_is_written_again_whatever_its_date(
-    own_sandbox: Sandbox, server: dict[str, str], fault: Fault, killed: str
+    own_sandbox: Sandbox, server: Server, fault: Fault, killed: str
 ) -> None:
     row = fault(
         SECTION,
@@ -81,14 +72,14 @@ def test_a_file_that_a_killed_run_has_cut_is_written_again_whatever_its_date(
     ]
     argv += ["--", sys.executable, "-I", "-S", "-c", LIES, "{cache_dir}", str(mark), tag]
     with (own_sandbox.root / "out" / "log").open("ab") as log:
-        run = own_sandbox.popen(argv, env=server, stdout=log, stderr=log)
+        run = own_sandbox.popen(argv, env=server.env, stdout=log, stderr=log)
         until(mark.exists, 200, "the seventh file is cut")
         if killed == "the run":
             time.sleep(0.7)
             run.send_signal(signal.SIGKILL)
         run.wait(60)
         until(lambda: not living(tag), 20, "the generator is gone")
-        again = own_sandbox.popen(argv, env=server, stdout=log, stderr=log)
+        again = own_sandbox.popen(argv, env=server.env, stdout=log, stderr=log)
         assert again.wait(200) == 0, (own_sandbox.root / "out" / "log").read_text()[-3000:]
     kept = json.loads(mark.read_text())
     assert 6 not in kept and {0} <= set(kept), f"kept {kept}; {(own_sandbox.root / 'out' / 'log').read_text()[-3000:]}"
@@ -206,7 +197,7 @@ def test_clean_up_of_a_store_in_two_layers(tmp_path: Path, fault: Fault) -> None
 
 
 def test_a_suspect_that_cannot_be_removed_is_never_published(
-    own_sandbox: Sandbox, server: dict[str, str], fault: Fault
+    own_sandbox: Sandbox, server: Server, fault: Fault
 ) -> None:
     row = fault(
         SECTION,
@@ -234,16 +225,16 @@ def test_a_suspect_that_cannot_be_removed_is_never_published(
     argv += [sys.executable, "-I", "-S", "-c", LIES, "{cache_dir}", str(mark), tag]
     log = own_sandbox.root / "out" / "log"
     with log.open("ab") as file:
-        assert own_sandbox.popen(argv, env=server, stdout=file, stderr=file).wait(200) != 0
+        assert own_sandbox.popen(argv, env=server.env, stdout=file, stderr=file).wait(200) != 0
         (cut,) = store.glob("lies/builds/*/layer4.bin")
         if subprocess.run(["chattr", "+i", str(cut)], check=False, capture_output=True).returncode:
             unavailable("no immutable files here")
         try:
-            refused = own_sandbox.popen(argv, env=server, stdout=file, stderr=file).wait(200)
+            refused = own_sandbox.popen(argv, env=server.env, stdout=file, stderr=file).wait(200)
             assert refused != 0 and "cannot remove layer4.bin before the retry" in log.read_text()
             assert not (store / "lies/current").exists() and mark.read_text() == ""
         finally:
             subprocess.run(["chattr", "-i", str(cut)], check=True)
-        assert own_sandbox.popen(argv, env=server, stdout=file, stderr=file).wait(200) == 0, log.read_text()[-2000:]
+        assert own_sandbox.popen(argv, env=server.env, stdout=file, stderr=file).wait(200) == 0, log.read_text()[-2000:]
     assert (store / "lies/current/layer4.bin").read_bytes() == b"\4" * 50_000
     row.measured.append(("root", "refused, then written again"))

@@ -7,14 +7,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.faults.conftest import Fault
+from tests.faults.conftest import Fault, Front
 from tests.faults.harness import Sandbox, living, until
-from tests.faults.test_api import Front
 from tests.processes.test_unread import full_pipe, stopped_terminal
 
 SECTION = "4 The API"
@@ -23,16 +22,6 @@ Where = Callable[[], AbstractContextManager[int]]
 WINDOW_S = 3
 # For a server's start on a busy machine; far less than for ever.
 SOON_S = 240
-
-
-@pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    from tests.faults.prefect_server import end
-
-    found = Front(tmp_path_factory)
-    yield found
-    found.proxy.down()
-    end(found.process)
 
 
 def ended(box: Sandbox, where: Where, argv: list[str], **env: str) -> int:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.orchestration.conftest import BIN, Server, wait_until_gone
 from tests.orchestration.test_signals_own_flow import to_another_thread
+from tests.prefect_server import BIN, Server, wait_until_gone
 
 GENERATOR = """
 import os, sys, time

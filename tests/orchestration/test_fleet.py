@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from tests.orchestration.conftest import BIN, Server, alive, end, wait_until_gone
+from tests.prefect_server import BIN, Server, alive, end, wait_until_gone
 from tests.support import signal_each
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(400)]

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.orchestration.conftest import Server, alive, wait_until_gone
 from tests.orchestration.test_fleet import FAILS, GROWS, POLICY, job, new_tag, until, write_jobs
 from tests.prefect_database import fresh_home
+from tests.prefect_server import Server, alive, wait_until_gone
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(400)]
 

@@ -20,7 +20,7 @@ from prefect.concurrency.sync import concurrency
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed, Failed, State
 from prometheus_client.parser import text_string_to_metric_families
-from tests.orchestration.conftest import BIN, free_port
+from tests.prefect_server import BIN, free_port
 
 from prefect_cachewatch.common.aside import InPlace
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy

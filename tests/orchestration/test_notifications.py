@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.orchestration.conftest import BIN, Server, running_server
 from tests.orchestration.test_fleet import FAILS, GROWS, job, new_tag, until, write_jobs
 from tests.orchestration.webhooks import Received, Webhooks, listen
+from tests.prefect_server import BIN, Server, running_server
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
@@ -42,11 +42,11 @@ class Paged:
 
 
 @pytest.fixture(scope="module")
-def paged(tmp_path_factory: pytest.TempPathFactory, state_directory: Path) -> Iterator[Paged]:
+def paged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Paged]:
     folder = tmp_path_factory.mktemp("paged")
     with (
         listen() as webhooks,
-        running_server(folder, state_directory) as server,
+        running_server(folder) as server,
     ):
         code = f"from prefect.blocks.notifications import *; {BLOCK.format(port=webhooks.port)}"
         subprocess.run([sys.executable, "-c", code], env=server.env, check=True, timeout=120)

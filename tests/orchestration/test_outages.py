@@ -18,7 +18,7 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from tests.faults.prefect_server import Proxy
+from tests.prefect_server import Proxy
 
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.tasks.prefect_api.outage import ask_patiently, is_outage

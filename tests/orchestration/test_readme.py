@@ -19,7 +19,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.orchestration.conftest import BIN, Server
+from tests.prefect_server import BIN, Server
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.orchestration.conftest import Server
 from tests.orchestration.ready_job import Bench, made_bench
+from tests.prefect_server import Server
 from tests.support import CACHEWATCH, assert_none_left, run, tagged
 
 

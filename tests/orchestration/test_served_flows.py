@@ -17,8 +17,8 @@ import pytest
 from prefect import Flow
 from prefect.flow_engine import run_flow
 from prefect.utilities.callables import cloudpickle_wrapped_call
-from tests.orchestration.conftest import Server, end
 from tests.orchestration.test_fleet import children, job, new_tag, write_jobs
+from tests.prefect_server import Server, end
 
 import prefect_cachewatch.flows
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.orchestration.conftest import Server
 from tests.prefect_database import fresh_home
+from tests.prefect_server import Server
 from tests.support import CACHEWATCH, PATIENCE_S, assert_none_left, eventually, new_tag, program, running, tagged
 
 LISTENER = """

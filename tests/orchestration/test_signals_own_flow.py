@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.orchestration.conftest import Server
 from tests.orchestration.test_signals_generate import flow_run
+from tests.prefect_server import Server
 from tests.support import PATIENCE_S, assert_none_left, eventually, new_tag, program, running, tagged
 
 FLOW = """

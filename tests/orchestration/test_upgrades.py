@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.orchestration.conftest import BIN, Server, alive, end, running_server, started_server, wait_until_gone
+from tests.prefect_server import BIN, Server, alive, end, running_server, started_server, wait_until_gone
 from tests.support import eventually
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
@@ -98,9 +98,9 @@ def test_the_run_of_a_worker_that_is_killed_goes_on_and_reports_its_own_end(serv
 
 
 def test_a_run_that_ends_while_the_server_is_replaced_is_reported_when_it_answers_again(
-    tmp_path: Path, state_directory: Path
+    tmp_path: Path,
 ) -> None:
-    with running_server(tmp_path, state_directory) as server:
+    with running_server(tmp_path) as server:
         pool = deploy(server, tmp_path)
         with worker(server, tmp_path, pool):
             run_id, tag = start_growing(server, tmp_path, pool, 25)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.orchestration.conftest import BIN, Server, alive, end, wait_until_gone
+from tests.prefect_server import BIN, Server, alive, end, wait_until_gone
 from tests.support import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
