@@ -59,7 +59,7 @@ class Runs:
     """Runs in a folder; each is kept under a key, and writes its report into a file of that name."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.metrics = folder, folder / "metrics"
 
     def cache(self, key: str) -> Path:
         return self.folder / key / "cache"  # nothing of another run lies beside it

@@ -65,13 +65,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def chains_of(runs: Runs) -> list[list[dict[str, Any]]]:
     store = runs.folder / "store"
     store.mkdir()
+    runs.metrics.mkdir()
     publish = {"store": str(store)}
     unfinished = WRITES + "open(os.path.join(sys.argv[1], 'w.partial'), 'w').write('x')"
     elsewhere = "import sys; open(sys.argv[2], 'wb').write(bytes(9999))"
     never = {**HANGS, "first_write_within_s": 4}
     wanted = {"env": {"DB_PWD": "hunter2-hunter2"}, "expected_bytes": 50_000}
     secret = {"env_secrets": {"HF_TOKEN": "cachewatch-test-token"}}
-    run = runs.run
+
+    def run(key: str, code: str, *words: object, **given: Any) -> dict[str, Any]:
+        return runs.run(key, code, *words, **{"metrics": {"to": f"file:{runs.metrics}"}, **given})
+
     return [
         [run("reported", UNTIL, runs.folder / "go", last="completed", job={"on_stall": "report"}, stall=HANGS)],
         [run("stalled", STALLS, last="stalled", name="Llama 3/70B", stall=HANGS)],
@@ -100,7 +104,7 @@ def look_at_workers_runs(server: Server, runs: Runs) -> dict[str, Any]:
     ids = {"between": server.start_run(f"generate-cache/{pool}", fails)}
     with server.worker(pool, runs.folder):
         for key in ("cancelled", "killed"):
-            asked = runs.run(key, DAEMON + GROWS_ON)
+            asked = runs.run(key, DAEMON + GROWS_ON, metrics={"to": f"file:{runs.metrics}"})
             ids[key] = server.start_run(f"generate-cache/{pool}", {name: asked[name] for name in asked.keys() - {"key", "last"}})  # fmt: skip
         for key in ("cancelled", "killed"):
             assert eventually((runs.cache(key) / "more.bin").exists, 120)
@@ -260,6 +264,23 @@ def test_a_secret_that_a_generator_prints_and_names_a_file_by_is_told_nowhere(en
     found = [*state.glob(f"generations/*{look['id']}/report-*.json"), *Path(look["report"]["bundle"]).rglob("*")]
     texts = [path.read_bytes() for path in found if path.is_file()]
     assert len(texts) > 2 and not any(SECRET.encode() in text for text in texts)
+
+
+def test_metrics_count_a_run_by_its_outcome(ends: dict[str, Any]) -> None:
+    pages = "".join(path.read_text() for path in Path(ends["folder"], "metrics").glob("cachewatch-*.prom"))
+    counted: dict[str, set[str]] = {}
+    for cache, outcome in re.findall(
+        r'^cachewatch_runs_total\{cache="([^"]+)",outcome="(\w+)"\} 1(?:\.0)?$', pages, re.M
+    ):
+        counted.setdefault(cache, set()).add(outcome)
+    assert counted == {
+        "published": {"completed", "cached"}, "unverified": {"verification_failed"}, "Llama 3/70B": {"stalled"},
+        "empty": {"nothing_written"}, "timed-out": {"deadline_exceeded"}, "cancelled": {"cancelled"},
+        **{key: {"completed"} for key in ("completed", "empty-allowed", "reported")},
+        **{key: {"stalled"} for key in ("never-started",)}, **{key: {"failed"} for key in ("failed", "crashed")},
+        **{key: {"refused"} for key in REFUSED if key != "no-place"},
+    }  # fmt: skip
+    assert re.search(r'^cachewatch_last_verdict\{cache="Llama 3/70B",cause="unknown",kind="no_growth"\} 1', pages, re.M)
 
 
 def test_the_last_event_has_the_numbers_the_cause_and_the_storage(ends: dict[str, Any]) -> None:

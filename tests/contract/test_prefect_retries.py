@@ -45,14 +45,15 @@ def chains_of(runs: Runs) -> list[list[dict[str, Any]]]:
     (runs.cache("clean") / "old" / "kept.bin").write_bytes(b"k" * 9000)
     reset = ["sh", "-c", "echo resetting for $CACHEWATCH_CAUSE before attempt $CACHEWATCH_ATTEMPT"]
     broken = ["sh", "-c", "echo no device; exit 7"]
+    outputs = {"report": str(runs.folder / "resume.json"), "record": str(runs.folder / "trace.csv")}
     run = runs.run
     return [
         [run("frozen", FREEZES, last="stalled", stall=HANGS, retry={"attempts": 2, "backoff_s": 0})],
         [run("lock", WAITS_FOR_LOCK, last="stalled", stall={**HANGS, "first_write_within_s": 4}, retry=THRICE)],
-        [run("resume", RESUMES, last="completed", retry={"attempts": 3, "backoff_s": 2})],
+        [run("resume", RESUMES, last="completed", retry={"attempts": 3, "backoff_s": 2}, outputs=outputs)],
         [run("clean", FROM_SCRATCH, last="failed", retry={**THRICE, "on_retry": "clean"})],
         [run("full", FULL, last="failed", retry=THRICE)],
-        [run("nothing-new", "raise SystemExit(1)", last="failed", retry={"attempts": 9, "backoff_s": 0})],
+        [run("nothing-new", "{}['layer']", last="failed", retry={"attempts": 9, "backoff_s": 0})],
         [run("other-code", FAILS, last="failed", retry={**THRICE, "retry_exit_codes": [5]})],
         [run("no-stalls", FREEZES, last="stalled", stall=HANGS, retry={**THRICE, "retry_stalls": False})],
         [run("reset", FAILS, last="failed", retry={"attempts": 2, "backoff_s": 0, "before_retry": reset})],
@@ -84,7 +85,7 @@ TABLE: dict[str, tuple[str, int, str, str]] = {
     "frozen": ("Stalled", 2, "unknown", "no further attempt: attempt 2 of 2 was the last"),
     "full": ("GeneratorFailed", 1, "disk_full", "no further attempt: the disk is as full as before"),
     "lock": ("Stalled", 1, "stale_lock", "no further attempt: the lock that it waited for has no living holder"),
-    "nothing-new": ("GeneratorFailed", 2, "generator_failed", "no further attempt: "),
+    "nothing-new": ("GeneratorFailed", 2, "python_error", "no further attempt: it failed with the same traceback"),
     "other-code": ("GeneratorFailed", 1, "generator_failed", "no further attempt: "),
     "no-stalls": ("Stalled", 1, "unknown", "no further attempt: "),
     "reset": ("GeneratorFailed", 2, "generator_failed", "no further attempt: attempt 2 of 2 was the last"),
@@ -124,6 +125,11 @@ def test_an_attempt_resumes_after_its_pause_and_the_states_of_those_before_stay(
     assert [line.partition(" ended ")[0] for line in said] == ["attempt 1 of 3", "attempt 2 of 3"]
 
 
+def test_each_attempt_is_recorded_in_a_file_of_its_own(ran: dict[str, Any]) -> None:
+    files = [Path(ran["folder"], name) for name in ("trace.csv", "trace-2.csv", "trace-3.csv")]
+    assert [file.read_text().startswith("# cachewatch") for file in files] == [True] * 3
+
+
 def test_a_clean_attempt_finds_what_was_there_before_the_run_and_nothing_of_the_last(ran: dict[str, Any]) -> None:
     cache = Path(ran["folder"], "clean", "cache")
     assert "exit code 4" in ran["clean"]["message"]
@@ -148,8 +154,10 @@ def test_a_lock_that_nobody_living_holds_is_left_to_a_person(ran: dict[str, Any]
 
 
 def test_a_cause_that_lasts_is_a_label_of_the_run(ran: dict[str, Any]) -> None:
-    labels = ran["full"]["labels"]
-    assert (labels["cachewatch.cause"], labels["cachewatch.lasting"]) == ("disk_full", "the disk is as full as before")
+    same = "it failed with the same traceback as before, and the cache did not grow"
+    for key, wanted in (("full", ("disk_full", "the disk is as full as before")), ("nothing-new", ("python_error", same))):  # fmt: skip
+        labels = ran[key]["labels"]
+        assert (labels["cachewatch.cause"], labels["cachewatch.lasting"]) == wanted
 
 
 def test_the_command_before_an_attempt_is_told_the_cause_and_one_that_fails_ends_the_run(ran: dict[str, Any]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -140,3 +142,53 @@ def test_a_slow_server_does_not_delay_detection(front: Front, own_sandbox: Sandb
     assert late_s <= 0.25
     assert process.wait(180) == 124
     row.measured.append(("", f"decided {late_s:.3f} s after the window"))
+
+
+SLOT = """
+import logging, sys
+from prefect_cachewatch import storage_slot
+logging.basicConfig(level=logging.INFO)
+with storage_slot(sys.argv[1], 1, logging.getLogger("own")):
+    print("held", flush=True)
+    if input() != "well":
+        raise RuntimeError("the end of the work itself")
+"""
+
+
+@pytest.mark.parametrize("ends", ["well", "badly"])
+def test_slots_are_waited_for_until_the_server_is_back_and_one_that_keeps_them_changes_no_end(
+    front: Front, own_sandbox: Sandbox, fault: Fault, ends: str
+) -> None:
+    row = fault(
+        SECTION,
+        f"down before and after `storage_slot`, its work ends {ends}",
+        "connections refused until it has been asked; and again before the slots are given back",
+        "the slots are waited for; how the work ends is what is seen; the slots' lease is told",
+    )
+    storage = f"slot-{ends}"
+    front.server.request("POST", "/v2/concurrency_limits/", name=storage, limit=2, active=True)
+    front.proxy.down()
+    env = own_sandbox.env(PREFECT_HOME=str(own_sandbox.root / "home" / "prefect"), PREFECT_API_URL=front.proxy.url)
+    said = own_sandbox.root / "out" / "stderr.txt"
+    with said.open("wb") as stderr:
+        process = own_sandbox.popen(
+            [sys.executable, "-c", SLOT, storage], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr
+        )
+    assert process.stdin is not None and process.stdout is not None
+    until(lambda: "asking again for 3 minutes" in own_sandbox.stderr(), 60, "it asks again")
+    front.proxy.up()
+    assert process.stdout.readline() == b"held\n", own_sandbox.stderr()
+    assert front.server.request("GET", f"/v2/concurrency_limits/{storage}")["active_slots"] == 1
+    front.proxy.down()
+    process.stdin.write(f"{ends}\n".encode())
+    process.stdin.close()
+    code = process.wait(120)
+    process.stdout.close()
+    text = own_sandbox.stderr()
+    assert (code, "RuntimeError: the end of the work itself" in text) == (
+        (0, False) if ends == "well" else (1, True)
+    ), text
+    assert "The Prefect API answers again after" in text
+    assert f"1 of 2 slots of {storage} could not be given back" in text
+    assert "they are free after 5 minutes at the latest" in text
+    row.measured.append(("", "held"))

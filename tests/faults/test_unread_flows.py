@@ -99,13 +99,14 @@ generate_cache(
 """
 
 
-def test_a_flow_run_whose_worker_stands_still_is_decided_and_ends(
-    front: Front, own_sandbox: Sandbox, fault: Fault
+@pytest.mark.parametrize("pipe", ["full", "closed"])
+def test_a_flow_run_whose_worker_stands_still_or_is_gone_is_decided_and_ends(
+    front: Front, own_sandbox: Sandbox, fault: Fault, pipe: str
 ) -> None:
     row = fault(
         SECTION,
-        "the pipe from a flow run's process to its worker is full from mid-run on",
-        "both streams, as of a worker that stands still",
+        f"the pipe from a flow run's process to its worker is {pipe} from mid-run on",
+        "both streams, as of a worker that stands still or was killed",
         "stalled in time, the report, nothing left, the process ends",
     )
     tag, command = own_sandbox.tree("plain", writes=2, life_s=200)
@@ -115,12 +116,14 @@ def test_a_flow_run_whose_worker_stands_still_is_decided_and_ends(
     process = own_sandbox.popen(argv, env=env, stdout=write, stderr=write)
     until(lambda: living(tag), 90, "the generator runs")
     filler = os.open(f"/proc/self/fd/{write}", os.O_WRONLY | os.O_NONBLOCK)  # the process's own stays blocking
+    if pipe == "closed":
+        os.close(read)
     with contextlib.suppress(BlockingIOError):
-        while os.write(filler, b"."):
+        while pipe == "full" and os.write(filler, b"."):
             continue
     began = time.monotonic()
     assert process.wait(SOON_S) == 0
-    for fd in (read, write, filler):
+    for fd in (write, filler, *([read] if pipe == "full" else [])):
         os.close(fd)
     report = own_sandbox.report()
     assert report["outcome"] == "stalled"

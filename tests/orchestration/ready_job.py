@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.states import State
-from tests.support import new_tag, tagged
+from tests.support import eventually, new_tag, tagged
 
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.flows.generation import generate_cache
@@ -47,6 +49,22 @@ class Bench:
         given = {"stop": StopPolicy(grace_s=1), "retry": RetryPolicy(attempts=1)} | more
         state: State[Any] = generate_cache(job, stall=StallPolicy(**QUICK | (stall or {})), **given, return_state=True)
         return state
+
+
+def task_states(state: State[Any]) -> dict[str, str]:
+    """The states of a run's tasks by their names, once none of them runs any more."""
+    by_run = FlowRunFilter(id=FlowRunFilterId(any_=[state.state_details.flow_run_id]))
+    found: dict[str, str] = {}
+
+    def ended() -> bool:
+        with get_client(sync_client=True) as client:
+            found.update(
+                {one.name: str(one.state.name) for one in client.read_task_runs(flow_run_filter=by_run) if one.state}
+            )
+        return bool(found) and "Running" not in found.values()
+
+    eventually(ended)
+    return found
 
 
 @contextlib.contextmanager

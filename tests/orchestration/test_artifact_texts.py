@@ -8,7 +8,6 @@ from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.flows.generation import generate_cache  # noqa: F401 - imports as a worker does
 from prefect_cachewatch.postmortem.report import GrowthReport, Report, SampleReport, StallReport, StopSection
 from prefect_cachewatch.tasks.prefect_api.artifacts import completion_markdown, report_markdown
-from prefect_cachewatch.tasks.prefect_api.events import describe_end, resource_id
 from prefect_cachewatch.watching.sections import Diagnosis
 
 CAUSE = Diagnosis("waiting_for_lock", "pid 7 (a) waits for a lock", ("/proc/locks: FLOCK",), "End pid 9.", "high")
@@ -20,25 +19,6 @@ STALLED = Report(
     ["gen"], ["/c"], 1, "2026-11-20T14:00:00+00:00", 600.5, GROWTH, StopSection(300.0, 0.01, [], [], []),
     diagnosis=CAUSE, bundle="/state/bundles/x",
 )  # fmt: skip
-
-
-def test_cause_next_step_chart_and_bundle_stand_in_this_order_and_once():
-    text = report_markdown(STALLED)
-    parts = [
-        "## Llama: Stalled\n",
-        "**Cause:** Pid 7 (a) waits for a lock (waiting",
-        "**Next:** End pid 9.",
-        "Tensor cache generation stalled: no bytes.",
-        "data:image/svg",
-    ]
-    places = [text.index(part) for part in [*parts, "cachewatch report /state/bundles/x"]]
-    assert places == sorted(places)
-    assert text.count("waits for a lock") == 1
-
-
-def test_an_unknown_cause_is_not_dressed_up_as_one():
-    unknown = replace(STALLED, message="It stalled.", diagnosis=replace(CAUSE, category="unknown"))
-    assert "**Cause:**" not in report_markdown(unknown)
 
 
 def test_markup_in_a_cause_stays_text():
@@ -54,20 +34,3 @@ def test_a_completed_run_compares_its_pause_with_the_window_and_says_what_would_
     assert "1 minute (twice the longest pause of the last 2 runs)" in text
     assert "3.44 MiB/s" in text
     assert "data:image/svg+xml" in text
-
-
-def test_a_warm_run_says_that_nothing_was_written():
-    warm = replace(
-        STALLED, outcome="completed", stall=StallReport(None, None, None), message="Done.", diagnosis=None,
-        growth=replace(GROWTH, bytes_written=0, first_write_s=None, last_growth_s=None, samples=[]),
-    )  # fmt: skip
-    text = completion_markdown(warm, [], StallPolicy())
-    assert "`never`" in text and "nothing to say" in text
-    assert "would have been enough" not in text
-
-
-def test_the_event_of_an_end_carries_the_category():
-    kind, name, payload = describe_end(STALLED)
-    assert (kind, name) == ("stalled", "Llama")
-    assert (payload["category"], payload["confidence"], payload["kind"]) == ("waiting_for_lock", "high", "no_growth")
-    assert resource_id(name) == "cachewatch.cache.llama"

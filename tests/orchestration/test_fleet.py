@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import uuid
@@ -22,7 +21,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from tests.prefect_server import BIN, Server, alive, end, wait_until_gone
+from tests.prefect_server import Server, alive, wait_until_gone
 from tests.support import signal_each
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(400)]
@@ -77,23 +76,11 @@ def workers(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "     concurrency_limit: {limit: 1, collision_strategy: CANCEL_NEW}}\n"
         "  - {name: many, entrypoint: prefect_cachewatch.flows.generate_fleet, work_pool: {name: fleet}}\n"
     )
-    for command in (
-        ["work-pool", "create", "fleet", "--type", "process"],
-        ["work-queue", "create", "urgent", "--pool", "fleet", "--priority", "1"],
-        ["deploy", "--prefect-file", "prefect.yaml", "--all"],
-    ):
-        done = subprocess.run(
-            [BIN / "prefect", *command], env=server.env, cwd=folder, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-    log = (folder / "worker.log").open("wb")
-    worker = subprocess.Popen(
-        [BIN / "prefect", "worker", "start", "--pool", "fleet"],
-        env=server.env | {"CACHEWATCH_SLOT_LEASE_S": "60"}, cwd=folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    yield server
-    end(worker)
-    log.close()
+    server.prefect("work-pool", "create", "fleet", "--type", "process", cwd=folder)
+    server.prefect("work-queue", "create", "urgent", "--pool", "fleet", "--priority", "1", cwd=folder)
+    server.prefect("deploy", "--prefect-file", "prefect.yaml", "--all", cwd=folder)
+    with server.worker("fleet", folder, {"CACHEWATCH_SLOT_LEASE_S": "60"}):
+        yield server
 
 
 def start_fleet(server: Server, jobs: Path, **more: Any) -> str:
@@ -408,38 +395,6 @@ def test_what_a_fleet_misses_is_one_sentence_and_nothing_is_started(
     assert not (tmp_path / "a").exists()
 
 
-def test_a_mistake_in_the_file_is_the_runs_message(workers: Server, tmp_path: Path) -> None:
-    path = tmp_path / "jobs.yaml"
-    path.write_text("version: 1\njobs:\n- name: a\n  comand: [gen]\n")
-    run = run_fleet(workers, path)
-    assert run["state"]["message"] == f"{path}, line 4: jobs[0].comand is not known: did you mean command?"
-
-
-def test_a_storages_limit_keeps_its_jobs_apart(workers: Server, tmp_path: Path) -> None:
-    tag = new_tag()
-    marks = tmp_path / "marks"
-    # Each says when it began and ended.
-    code = (
-        f"import sys, time\nlog = open({str(marks)!r}, 'a', buffering=1)\n"
-        "log.write(f'{time.monotonic()} 1\\n')\n" + GROWS + "log.write(f'{time.monotonic()} -1\\n')\n"
-    )
-    weights = {"heavy": 2, "light": 1, "other": 1}
-    jobs = [job(name, tag, tmp_path, code, 8, storage={"name": tag, "slots": slots}) for name, slots in weights.items()]
-    policy = {**POLICY, "missing_limit": "create:2", "max_parallel": 3}
-    run = run_fleet(workers, write_jobs(tmp_path, tag, jobs, policy=policy))
-    assert run["state_type"] == "COMPLETED", run["state"]["message"]
-    limit = workers.request("GET", f"/v2/concurrency_limits/{tag}")
-    assert (limit["limit"], limit["active_slots"]) == (2, 0)
-    events = sorted((float(at), int(step)) for at, step in (line.split() for line in marks.read_text().splitlines()))
-    assert len(events) == 6
-    at_once, most = 0, 0
-    for _, step in events:
-        at_once += step
-        most = max(most, at_once)
-    assert most <= 2  # the two light ones together, the heavy one alone
-    assert any(row["wait"] not in ("", "0 s") for row in table(workers, run)[:-1])
-
-
 def test_a_storage_without_a_limit_is_used_unprotected_only_when_told_so(workers: Server, tmp_path: Path) -> None:
     tag = new_tag()
     path = write_jobs(
@@ -478,24 +433,3 @@ def processes_of(run_id: str) -> list[int]:
     found = [pid for pid in alive("prefect") if run_id.encode() in environ_of(pid)]
     assert found
     return found
-
-
-@pytest.mark.timeout(900)
-def test_some_tens_of_jobs_in_one_host_are_all_done_and_leave_one_table(workers: Server, tmp_path: Path) -> None:
-    tag = new_tag()
-    jobs = [job(f"m{n:02}", tag, tmp_path, layers=1) for n in range(20)]
-    path = write_jobs(tmp_path, tag, jobs, policy={**POLICY, "max_parallel": 4, "poll_s": 5})
-    run = run_fleet(workers, path, timeout_s=800)
-    assert run["state_type"] == "COMPLETED", run["state"]["message"]
-    assert "20 of 20 caches are there." in run["state"]["message"]
-    found = children(workers, run["id"])
-    assert {child["state_name"] for child in found.values()} == {"Completed"} and len(found) == 20
-    rows = table(workers, run)
-    assert (len(rows), rows[-1]["state"], rows[-1]["bytes"]) == (21, "20 done", "977 KiB")
-    # Never more than four at once, by the times that Prefect keeps.
-    steps = sorted(
-        step for child in found.values() for step in ((child["start_time"], 1), (child["end_time"], -1))
-    )  # fmt: skip
-    at_once = [sum(step for _, step in steps[: number + 1]) for number in range(len(steps))]
-    assert max(at_once) <= 4
-    wait_until_gone(tag)

@@ -70,13 +70,3 @@ def test_a_cause_that_lasts_is_not_followed_up(tmp_path: Path) -> None:
     assert isinstance(result, dict)
     said = "it is not run again, because the disk is as full as before."
     assert (result["run_again"], result["sentence"]) == (False, f"It failed for the first time in a row: {said}")
-
-
-def test_the_same_traceback_twice_lasts(tmp_path: Path) -> None:
-    name = f"follow-{uuid.uuid4().hex[:8]}"
-    job = CacheJob(name=name, command=[sys.executable, "-c", "{}['layer']"], cache_dirs=[tmp_path / "cache"])
-    generate_cache(job, retry=RetryPolicy(attempts=2, backoff_s=0.05), return_state=True)
-    with get_client(sync_client=True) as client:
-        (run,) = client.read_flow_runs(flow_run_filter=FlowRunFilter(name=FlowRunFilterName(any_=[name])))
-    assert run.labels["cachewatch.cause"] == "python_error"
-    assert run.labels["cachewatch.lasting"] == "it failed with the same traceback as before, and the cache did not grow"

@@ -12,8 +12,7 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 from prefect.states import State
-from tests.orchestration.ready_job import Bench, made_bench
-from tests.orchestration.test_generate_cache import task_states
+from tests.orchestration.ready_job import Bench, made_bench, task_states
 from tests.support import assert_none_left, tagged
 
 from prefect_cachewatch.config import RetryPolicy

@@ -7,18 +7,16 @@ import pickle
 import pkgutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import httpx
 import pytest
 from prefect import Flow
 from prefect.flow_engine import run_flow
 from prefect.utilities.callables import cloudpickle_wrapped_call
 from tests.orchestration.test_fleet import children, job, new_tag, write_jobs
-from tests.prefect_server import Server, end
+from tests.prefect_server import Server
 
 import prefect_cachewatch.flows
 
@@ -86,19 +84,9 @@ def test_a_served_fleet_runs_its_jobs(server: Server, tmp_path: Path) -> None:
         "    generate_fleet.serve(name='served', pause_on_shutdown=False)\n"
     )
     path = write_jobs(tmp_path, tag, [job("one", tag, tmp_path), job("two", tag, tmp_path)])
-    with (tmp_path / "serve.log").open("wb") as log:
-        serving = subprocess.Popen([sys.executable, script], env=server.env, cwd=tmp_path, stdout=log, stderr=log)
-        deadline = time.monotonic() + 90
-        try:
-            while True:
-                try:
-                    run_id = server.start_run("generate-fleet/served", {"jobs": str(path)})
-                    break
-                except httpx.HTTPError:
-                    assert time.monotonic() < deadline, (tmp_path / "serve.log").read_text()
-                    time.sleep(0.3)
-            run = server.wait_for_state(run_id, "COMPLETED", "FAILED", "CRASHED", timeout_s=120)
-        finally:
-            end(serving)
+    with server.client(sys.executable, script, folder=tmp_path):
+        server.wait_for_deployment("generate-fleet/served")
+        run_id = server.start_run("generate-fleet/served", {"jobs": str(path)})
+        run = server.wait_final(run_id, 240)
     assert run["state_type"] == "COMPLETED", run["state"]["message"]
     assert sorted(children(server, run_id)) == ["one", "two"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,6 @@ def test_usr1_reaches_the_generator_and_ctrl_z_suspends_it(tmp_path: Path, serve
         (pid,) = tagged(tag)
         process.send_signal(signal.SIGTSTP)
         assert eventually(lambda: state(process.pid) == state(pid) == "T")
-        time.sleep(0.3)
         process.send_signal(signal.SIGCONT)
         assert eventually(lambda: heard.read_text() == "ready\n10\n18\n")
         (tmp_path / "heard.end").touch()

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.prefect_server import BIN, Server, alive, end, running_server, started_server, wait_until_gone
+from tests.prefect_server import Server, alive, end, running_server, started_server, wait_until_gone
 from tests.support import eventually
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
@@ -26,13 +22,6 @@ for n in range(int(sys.argv[2])):
 """
 
 
-def prefect(server: Server, folder: Path, *command: str) -> None:
-    done = subprocess.run(
-        [BIN / "prefect", *command], env=server.env, cwd=folder, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def deploy(server: Server, folder: Path) -> str:
     """Make a work pool of its own, and deploy the generation to it."""
     pool = f"upgrades-{uuid.uuid4().hex[:6]}"
@@ -40,22 +29,9 @@ def deploy(server: Server, folder: Path) -> str:
         f"pull: null\ndeployments:\n  - {{name: {pool}, entrypoint: prefect_cachewatch.flows.generate_cache, "
         f"work_pool: {{name: {pool}}}}}\n"
     )
-    prefect(server, folder, "work-pool", "create", pool, "--type", "process")
-    prefect(server, folder, "deploy", "--prefect-file", "prefect.yaml", "--all")
+    server.prefect("work-pool", "create", pool, "--type", "process", cwd=folder)
+    server.prefect("deploy", "--prefect-file", "prefect.yaml", "--all", cwd=folder)
     return pool
-
-
-@contextlib.contextmanager
-def worker(server: Server, folder: Path, pool: str) -> Iterator[subprocess.Popen[bytes]]:
-    with (folder / "worker.log").open("ab") as log:
-        process = subprocess.Popen(
-            [BIN / "prefect", "worker", "start", "--pool", pool],
-            env=server.env, cwd=folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        try:
-            yield process
-        finally:
-            end(process)
 
 
 def start_growing(server: Server, folder: Path, pool: str, layers: int) -> tuple[str, str]:
@@ -77,7 +53,7 @@ def start_growing(server: Server, folder: Path, pool: str, layers: int) -> tuple
 
 def test_the_runs_of_a_worker_that_is_told_to_stop_end_with_it_and_stay_running(server: Server, tmp_path: Path) -> None:
     pool = deploy(server, tmp_path)
-    with worker(server, tmp_path, pool) as process:
+    with server.worker(pool, tmp_path) as process:
         run_id, tag = start_growing(server, tmp_path, pool, 3000)
         assert alive(tag)
         process.send_signal(signal.SIGTERM)
@@ -88,7 +64,7 @@ def test_the_runs_of_a_worker_that_is_told_to_stop_end_with_it_and_stay_running(
 
 def test_the_run_of_a_worker_that_is_killed_goes_on_and_reports_its_own_end(server: Server, tmp_path: Path) -> None:
     pool = deploy(server, tmp_path)
-    with worker(server, tmp_path, pool) as process:
+    with server.worker(pool, tmp_path) as process:
         run_id, tag = start_growing(server, tmp_path, pool, 40)
         process.kill()
         process.wait(10)
@@ -102,11 +78,10 @@ def test_a_run_that_ends_while_the_server_is_replaced_is_reported_when_it_answer
 ) -> None:
     with running_server(tmp_path) as server:
         pool = deploy(server, tmp_path)
-        with worker(server, tmp_path, pool):
+        with server.worker(pool, tmp_path):
             run_id, tag = start_growing(server, tmp_path, pool, 25)
             end(server.process)
             assert eventually(lambda: not alive(tag), 60)  # the generator has ended, and nobody can be told
-            time.sleep(3)
             with started_server(server.env, tmp_path / "again.log"):
                 run = server.wait_for_state(run_id, "COMPLETED", "FAILED", "CRASHED", timeout_s=180)
                 assert run["state_name"] == "Completed", run["state"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.prefect_server import BIN, Server, alive, end, wait_until_gone
+from tests.prefect_server import BIN, Server, alive, wait_until_gone
 from tests.support import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,23 +58,11 @@ def deployed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     parameters: {scheduled}
 """
     )
-    for command in (
-        ["work-pool", "create", "caches", "--type", "process"],
-        ["deploy", "--prefect-file", "prefect.yaml", "--name", "nightly-cache"],
-        ["deploy", "--prefect-file", "minutely.yaml", "--name", "minutely"],
-    ):
-        done = subprocess.run(
-            [BIN / "prefect", *command], env=server.env, cwd=folder, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-    log = (folder / "worker.log").open("wb")
-    worker = subprocess.Popen(
-        [BIN / "prefect", "worker", "start", "--pool", "caches"],
-        env=server.env, cwd=folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    yield server
-    end(worker)
-    log.close()
+    server.prefect("work-pool", "create", "caches", "--type", "process", cwd=folder)
+    server.prefect("deploy", "--prefect-file", "prefect.yaml", "--name", "nightly-cache", cwd=folder)
+    server.prefect("deploy", "--prefect-file", "minutely.yaml", "--name", "minutely", cwd=folder)
+    with server.worker("caches", folder):
+        yield server
 
 
 NIGHTLY = "generate-cache/nightly-cache"
@@ -108,99 +95,6 @@ def test_a_stall_on_a_worker_is_failed_named_stalled_and_leaves_nothing(deployed
     assert (run["state_name"], run["run_count"]) == ("Stalled", 2)
 
 
-@pytest.mark.parametrize(
-    ("command", "state", "sentence"),
-    [
-        ([sys.executable, "-c", HANGS, "{cache}", "2", "{tag}"], "Stalled", "no disk write activity detected for 2 s"),
-        ([sys.executable, "-c", "raise SystemExit('no such layer 4')"], "GeneratorFailed", "no such layer 4"),
-        (["no-such-program-of-ours"], "Refused", "command 'no-such-program-of-ours' not found in PATH"),
-    ],
-    ids=["stalled", "failed", "refused"],
-)
-def test_the_log_of_a_run_that_failed_says_why_once_and_has_no_traceback_of_prefects_own(
-    deployed: Server, tmp_path: Path, command: list[str], state: str, sentence: str
-) -> None:
-    tag = f"told-{uuid.uuid4().hex[:8]}"
-    asked = parameters(tmp_path / "cache", HANGS, tag)
-    asked["job"]["command"] = [
-        word.format(cache=tmp_path / "cache", tag=tag) if "{" in word[:1] else word for word in command
-    ]
-    run_id = deployed.start_run(NIGHTLY, asked)
-    assert deployed.wait_for_state(run_id, "FAILED", "COMPLETED", "CRASHED")["state_name"] == state
-    deployed.wait_for_process(run_id)
-    lines = deployed.log_lines(run_id, "Finished in state")
-    told = [line["message"] for line in lines]
-    assert not any("Traceback" in line or "NoneType" in line or "unexpected exception" in line for line in told), told
-    assert [line["level"] for line in lines if sentence in line["message"] and "output" not in line["name"]] == [40], (
-        told
-    )
-    assert f"Finished in state {state}" in told
-    output = [line["message"] for line in lines if line["name"] == "cachewatch.output"]
-    assert output == ([sentence] if state == "GeneratorFailed" else [])
-
-
-def test_a_healthy_run_on_a_worker_is_completed(deployed: Server, tmp_path: Path) -> None:
-    tag = f"healthy-{uuid.uuid4().hex[:8]}"
-    run_id = deployed.start_run(NIGHTLY, parameters(tmp_path / "cache", GROWS, tag))
-    run = deployed.wait_for_state(run_id, "FAILED", "COMPLETED", "CRASHED")
-    assert run["state_type"] == "COMPLETED", run["state"]
-    assert deployed.task_states(run_id) == {"generate-1": "Completed", "monitor-1": "Completed"}
-
-
-def test_cancel_from_the_api_ends_cancelled_with_the_tree_gone(deployed: Server, tmp_path: Path) -> None:
-    tag = f"cancel-{uuid.uuid4().hex[:8]}"
-    # A daemon in a session of its own, deaf to SIGTERM: what survives a plain kill of the flow.
-    code = (
-        "import os, signal\nif os.fork() == 0:\n    os.setsid()\n    signal.signal(15, signal.SIG_IGN)\n"
-        "    import time; time.sleep(600)\n" + GROWS
-    )
-    asked = parameters(tmp_path / "cache", code, tag, layers=3000) | {
-        "outputs": {"report": str(tmp_path / "report.json")}
-    }
-    run_id = deployed.start_run(NIGHTLY, asked)
-    deadline = time.monotonic() + 60
-    while len(list(tmp_path.glob("cache/*.bin"))) < 3:
-        assert time.monotonic() < deadline, deployed.flow_run(run_id)["state"]
-        time.sleep(0.1)
-    assert len(alive(tag)) >= 2
-    deployed.set_state(run_id, "CANCELLING", "Cancelling")
-    run = deployed.wait_for_state(run_id, "CANCELLED", "CRASHED", "COMPLETED", "FAILED")
-    assert run["state_type"] == "CANCELLED", run["state"]
-    wait_until_gone(tag, 5)
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert (report["outcome"], report["growth"]["files_present"] >= 3) == ("cancelled", True)
-    assert report["listing"]["total_files"] == report["growth"]["files_present"]
-    assert "was cancelled (the flow run was cancelled)" in report["message"]
-    assert sorted(deployed.artifacts(run_id)) == [f"cachewatch-{tag}-listing", f"cachewatch-{tag}-report"]
-    bundled = json.loads((Path(report["bundle"]) / "report.json").read_text())["diagnosis"]
-    assert bundled["summary"].startswith("it was cancelled (the flow run was cancelled) after ")
-    payload = deployed.wait_for_event(run_id, "cancelled")["payload"]
-    assert payload["outcome"] == "cancelled"
-    # Where it ran, in report and event: pids mean nothing without it.
-    where = report["where"]
-    assert payload["where"] == where
-    assert (where["host"], where["attempts"], where["windows"]["stall_after_s"]) == (socket.gethostname(), 1, 2)
-    assert where["worker"].startswith("ProcessWorker ") and where["flow_run"].endswith(f"/flow-run/{run_id}")
-    assert Path(where["log"]).is_file()
-    page = str(deployed.artifacts(run_id)[f"cachewatch-{tag}-report"]["data"])
-    assert "1 of 1" in page and where["worker"] in page and where["log"] in page
-    told = deployed.log_lines(run_id, "was cancelled (the flow run was cancelled)")
-    assert sum("was cancelled (the flow run was cancelled)" in line["message"] for line in told) == 1
-
-
-def test_a_run_that_is_cancelled_between_two_attempts_says_so(deployed: Server, tmp_path: Path) -> None:
-    tag = f"between-{uuid.uuid4().hex[:8]}"
-    asked = parameters(tmp_path / "cache", "raise SystemExit('no such layer')", tag) | {
-        "retry": {"attempts": 3, "backoff_s": 300}
-    }
-    run_id = deployed.start_run(NIGHTLY, asked)
-    deployed.log_lines(run_id, "attempt 1 of 3 ended failed", timeout_s=60)
-    deployed.set_state(run_id, "CANCELLING", "Cancelling")
-    assert deployed.wait_for_state(run_id, "CANCELLED", "CRASHED", "COMPLETED", "FAILED")["state_type"] == "CANCELLED"
-    message = deployed.wait_for_event(run_id, "cancelled")["payload"]["message"]
-    assert message.startswith("The run was cancelled in the pause before attempt 2 of 3. ")
-
-
 def test_a_served_flow_runs_and_can_be_cancelled(server: Server, tmp_path: Path) -> None:
     script = tmp_path / "serve.py"
     script.write_text(
@@ -208,30 +102,15 @@ def test_a_served_flow_runs_and_can_be_cancelled(server: Server, tmp_path: Path)
         "if __name__ == '__main__':  # serve starts each run by importing this file anew\n"
         "    generate_cache.serve(name='served', pause_on_shutdown=False)\n"
     )
-    log = (tmp_path / "serve.log").open("wb")
-    serving = subprocess.Popen([sys.executable, script], env=server.env, cwd=tmp_path, stdout=log, stderr=log)
-    try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                tag = f"served-{uuid.uuid4().hex[:8]}"
-                run_id = server.start_run(
-                    "generate-cache/served", parameters(tmp_path / "cache", GROWS, tag, layers=3000)
-                )
-                break
-            except Exception:
-                assert time.monotonic() < deadline, (tmp_path / "serve.log").read_text()
-                time.sleep(0.3)
-        while len(list(tmp_path.glob("cache/*.bin"))) < 3:
-            assert time.monotonic() < deadline + 60, server.flow_run(run_id)["state"]
-            time.sleep(0.1)
-        server.set_state(run_id, "CANCELLING", "Cancelling")
-        run = server.wait_for_state(run_id, "CANCELLED", "CRASHED", "COMPLETED", "FAILED")
+    tag = f"served-{uuid.uuid4().hex[:8]}"
+    with server.client(sys.executable, script, folder=tmp_path):
+        server.wait_for_deployment("generate-cache/served")
+        run_id = server.start_run("generate-cache/served", parameters(tmp_path / "cache", GROWS, tag, layers=3000))
+        assert eventually(lambda: len(list(tmp_path.glob("cache/*.bin"))) >= 3, 120), server.flow_run(run_id)["state"]
+        server.cancel(run_id)
+        run = server.wait_final(run_id)
         assert run["state_type"] == "CANCELLED", run["state"]
-        wait_until_gone(tag, 5)
-    finally:
-        end(serving)
-        log.close()
+        wait_until_gone(tag, 60)
 
 
 def test_the_schedule_starts_a_run_by_itself(deployed: Server) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import sys
@@ -15,17 +14,13 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from prefect_cachewatch.cli.options.container import container_from, environment_from
 from prefect_cachewatch.config import CacheJob, ContainerMount, ContainerSpec
 from prefect_cachewatch.containers.creation import container_request
 from prefect_cachewatch.containers.engine import engine_candidates, find_engine
-from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
-from prefect_cachewatch.containers.labels import labels_of_run
+from prefect_cachewatch.containers.engine_http import EngineHttp, EngineSilent
 from prefect_cachewatch.containers.preflight import ContainerPlan
-from prefect_cachewatch.containers.stopping import RunningContainer, container_tree, start_ticks_of
-from prefect_cachewatch.containers.supervisor import ContainerSupervisor
+from prefect_cachewatch.containers.stopping import container_tree, start_ticks_of
 from prefect_cachewatch.errors import CacheDirectoryError, InputError
-from prefect_cachewatch.supervise.supervisor import Launch
 from support import CACHEWATCH, run
 
 
@@ -198,14 +193,6 @@ def test_a_directory_of_the_host_is_no_working_directory_of_a_container():
         CacheJob(name="x", cache_dirs=["/c"], cwd="/tmp", container=ContainerSpec(image="i"))
 
 
-def test_options_become_the_specification():
-    assert container_from({}) is None
-    options = {"image": "i", "mounts": ("v:/x:ro",), "user": "1000"}
-    assert container_from(options) == ContainerSpec(image="i", mounts=["v:/x:ro"], user="1000")
-    with pytest.raises(InputError, match="--env 'A' is not NAME=VALUE"):
-        environment_from(["A"], inherit=False)
-
-
 def test_a_job_with_a_container_says_what_to_install_where_the_sdk_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "docker", None)
     monkeypatch.setitem(sys.modules, "docker.errors", None)
@@ -263,54 +250,7 @@ def test_an_engine_that_never_answers_costs_the_deadline_and_no_more(short_path)
         assert time.monotonic() - began_s < 20
 
 
-def test_an_engine_that_speaks_nonsense_is_no_engine(short_path):
-    with fake_engine(short_path, b"SSH-2.0-OpenSSH_9.2\r\n") as engine, pytest.raises(EngineSilent):
-        engine.ping(5.0)
-
-
-def test_an_engines_refusal_has_its_own_words(short_path):
-    body = b'{"message": "no such container"}'
-    answer = b"HTTP/1.1 409 Conflict\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-    with fake_engine(short_path, answer) as engine:
-        with pytest.raises(EngineRefused, match="no such container") as caught:
-            engine.call("POST", "/containers/x/rename", 5.0)
-        assert caught.value.status == 409
-
-
-@pytest.mark.campaign
-def test_a_container_that_nobody_can_say_anything_of_is_a_survivor_after_a_bounded_time(short_path):
-    with fake_engine(short_path, b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n") as engine:
-        began_s = time.monotonic()
-        stopped = RunningContainer(engine, "f" * 64, "c").stop(0.1, lambda seconds: time.sleep(seconds) or float("inf"))
-    assert not stopped.gone
-    assert stopped.survivors[0]["argv"] == ["container " + "f" * 12]
-    assert time.monotonic() - began_s < 60
-
-
 def test_a_pid_of_somebody_else_is_not_believed():
     assert start_ticks_of(os.getpid(), "f" * 64, "0" * 32) is None
     assert start_ticks_of(0, "f" * 64, "0" * 32) is None
     assert container_tree(os.getpid(), 1) == {}
-
-
-def test_labels_say_whose_a_container_is_and_nothing_secret():
-    labels = labels_of_run("c" * 32, "llama", [os.getpid()])
-    assert sorted(labels) == [
-        "cachewatch.boot", "cachewatch.guards", "cachewatch.job", "cachewatch.machine", "cachewatch.pidns",
-        "cachewatch.run", "cachewatch.uid",
-    ]  # fmt: skip
-    assert labels["cachewatch.guards"].startswith(f"{os.getpid()}:")
-
-
-def test_a_container_that_ran_out_of_memory_was_killed_and_the_limit_is_named():
-    launch = Launch(["x"], {"TOKEN": "secret-value"}, None, (0, 1, 2), 1.0, "d" * 32)
-    made = plan()
-    supervisor = ContainerSupervisor(launch, made, [])
-    message = {"why": "exited", "exit_code": 137, "out_of_memory": True, "error": "", "gone_after_s": 0.0,
-               "terminated": [], "killed": [], "survivors": []}  # fmt: skip
-    supervisor._take("gone", message)
-    assert supervisor.report is not None
-    assert (supervisor.report.exit_code, supervisor.report.signal) == (None, 9)
-    assert "beyond the memory there was" in supervisor.notes[-1]
-    assert supervisor.report.out_of_memory == "the memory there was"
-    assert "secret-value" not in json.dumps([supervisor.notes, repr(launch)])

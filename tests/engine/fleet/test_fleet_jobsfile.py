@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from prefect_cachewatch.config import CacheJob, StallPolicy
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.fleet.jobs import FleetJob, FleetPolicy
-from prefect_cachewatch.fleet.jobsfile import expand_job, plan_of_jobs, read_jobs_file
+from prefect_cachewatch.fleet.jobsfile import plan_of_jobs, read_jobs_file
 
 GOOD = """\
 version: 1
@@ -80,12 +78,6 @@ def test_the_parameters_of_a_job_are_what_was_written_and_no_more(tmp_path: Path
         "stall": {"stall_after_s": 300, "poll_s": 10},
         "retry": {"attempts": 2},
     }
-
-
-def test_a_job_of_a_fleet_has_every_field_of_a_job() -> None:
-    assert set(CacheJob.model_fields) < set(FleetJob.model_fields)
-    job = FleetJob(name="a", command=["x"], cache_dirs=["/c"], priority=3)
-    assert job.cache_job == CacheJob(name="a", command=["x"], cache_dirs=["/c"])
 
 
 @pytest.mark.parametrize(
@@ -195,43 +187,3 @@ def test_what_a_job_waits_for_keeps_its_kind_and_its_line(tmp_path: Path) -> Non
     assert CacheJob.model_validate(given.parameters()["job"]) == given.cache_job
     said = sentence(tmp_path, GOOD.replace("priority: 1", ready.replace("url:", "urll:")))
     assert said.startswith("jobs.yaml, line 23: jobs[1].ready.http.urll is not known: did you mean url?")
-
-
-names = st.text("abc", min_size=1, max_size=3)
-values = st.one_of(st.none(), st.integers(), st.dictionaries(names, st.one_of(st.none(), st.integers()), max_size=3))
-fields = st.sampled_from(["stall", "env", "storage", "wait_for", "priority"])
-
-
-@given(st.dictionaries(fields, values), st.dictionaries(fields, values))
-def test_a_job_wins_over_the_defaults_and_null_takes_them_away(defaults: dict[str, Any], entry: dict[str, Any]) -> None:
-    found = expand_job(defaults, entry)
-    for name in {*defaults, *entry}:
-        if name in entry and entry[name] is None:
-            assert name not in found
-        elif name not in entry:
-            assert found.get(name) == defaults[name]
-        elif (
-            name in ("stall", "env", "storage")
-            and isinstance(entry[name], dict)
-            and isinstance(defaults.get(name), dict)
-        ):
-            both = {**defaults[name], **entry[name]}
-            assert found[name] == {key: value for key, value in both.items() if value is not None}
-        else:
-            assert found[name] == entry[name]
-
-
-@given(st.integers(0, 19), st.sampled_from(["comand", "cache_dir", "stal", "storag"]))
-def test_the_line_is_the_one_that_an_editor_shows(where: int, key: str) -> None:
-    from tempfile import TemporaryDirectory
-
-    lines = ["version: 1", "jobs:"]
-    for number in range(20):
-        lines += [f"- name: job-{number}", "  command: [gen]", f"  cache_dirs: [/mnt/{number}]"]
-        if number == where:
-            lines.append(f"  {key}: 3")
-    with TemporaryDirectory() as folder:
-        said = sentence(Path(folder), "\n".join(lines) + "\n")
-    assert said.startswith(
-        f"jobs.yaml, line {lines.index(f'  {key}: 3') + 1}: jobs[{where}].{key} is not known: did you mean"
-    )

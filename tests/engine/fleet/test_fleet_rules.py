@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prefect_cachewatch.cli.fleet_view import render_fleet, render_summary
-from prefect_cachewatch.common.aside import InPlace
-from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.fleet.host import check_host
-from prefect_cachewatch.fleet.jobs import FleetJob, FleetPolicy
+from prefect_cachewatch.fleet.jobs import FleetPolicy
 from prefect_cachewatch.fleet.outcome import count_rows, describe_fleet, fleet_end, table_rows, what_now
-from prefect_cachewatch.fleet.rows import JobRow, Kind, by_need, kind_of
-from prefect_cachewatch.fleet.status import JobStatus, StatusFile, read_status
+from prefect_cachewatch.fleet.rows import JobRow, Kind, by_need
 
 STATES: list[tuple[str, Kind]] = [
     ("Refused", "failed"),
@@ -138,20 +132,6 @@ def test_how_a_fleet_ends() -> None:
     assert (cancelled.state, "1 cancelled" in cancelled.message) == ("PartlyFailed", True)
 
 
-@given(st.lists(rows, min_size=1, max_size=20))
-def test_a_fleet_is_completed_only_with_every_cache(found: list[JobRow]) -> None:
-    assert (fleet_end("f", found).state == "Completed") == all(row.kind == "done" for row in found)
-
-
-def test_a_state_that_nobody_knows_is_waited_for() -> None:
-    assert [kind_of(word) for word in ("FAILED", "CANCELLED", "PAUSED", "NEWSTATE")] == [
-        "failed",
-        "cancelled",
-        "running",
-        "waiting",
-    ]
-
-
 @given(st.lists(rows, max_size=30), st.integers(20, 120), st.integers(2, 40))
 def test_no_line_of_the_live_table_is_wider_or_the_table_higher_than_the_terminal(
     found: list[JobRow], width: int, height: int
@@ -180,32 +160,3 @@ def test_the_end_shows_the_whole_cause_what_to_do_and_the_run_at_80_columns() ->
         "  run: http://ui/run/1",
         "phi-3                  Completed       256 MiB    1.00 MiB/s 5 minutes",
     ]
-
-
-def test_a_status_that_is_cut_or_strange_is_no_status(tmp_path: Path) -> None:
-    def write(status: StatusFile) -> None:
-        data = json.dumps(asdict(JobStatus(1.0, 5, None, 2.0))).encode()
-        status._latest.put((InPlace(), data))
-        status._write_latest()
-
-    path = tmp_path / "a.json"
-    write(StatusFile(path))
-    assert read_status(path) == JobStatus(1.0, 5, None, 2.0)
-    for text in ("", "{", "[]", '{"at_s": 1}', '{"x": 1}'):
-        path.write_text(text)
-        assert read_status(path) is None
-    write(StatusFile(tmp_path / "gone" / "a.json"))  # a directory that is gone ends nothing
-
-
-def test_what_is_missing_on_the_host_names_its_job(tmp_path: Path) -> None:
-    def job(**more: object) -> FleetJob:
-        return FleetJob.model_validate({"name": "llama", "command": ["sh"], "cache_dirs": [tmp_path / "c"], **more})
-
-    check_host([job()])
-    with pytest.raises(InputError, match=r"^job 'llama': command 'no-such-generator' not found in PATH"):
-        check_host([job(command=["no-such-generator"])])
-    with pytest.raises(InputError, match=r"^job 'llama': working directory /nowhere is not a directory"):
-        check_host([job(cwd="/nowhere")])
-    with pytest.raises(InputError, match=r"^job 'llama': .*/no-store"):
-        check_host([job(command=["sh", "{cache_dir}"], publish={"store": tmp_path / "no-store"})])
-    assert not (tmp_path / "c").exists()
