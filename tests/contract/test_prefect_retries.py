@@ -127,7 +127,7 @@ def test_an_attempt_resumes_after_its_pause_and_the_states_of_those_before_stay(
 
 def test_each_attempt_is_recorded_in_a_file_of_its_own(ran: dict[str, Any]) -> None:
     files = [Path(ran["folder"], name) for name in ("trace.csv", "trace-2.csv", "trace-3.csv")]
-    assert [file.read_text().startswith("# cachewatch") for file in files] == [True] * 3
+    assert [len(file.read_text().splitlines()) > 1 for file in files] == [True] * 3
 
 
 def test_a_clean_attempt_finds_what_was_there_before_the_run_and_nothing_of_the_last(ran: dict[str, Any]) -> None:
