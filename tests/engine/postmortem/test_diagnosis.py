@@ -164,7 +164,6 @@ def test_what_an_engine_says_of_memory_is_believed_without_a_count_of_this_machi
 
 
 NEAR_MISSES = {
-    "2 MiB free is not full": ("disk_full", evidence(process(), filesystems=(replace(WELL, free_bytes=2 << 20),))),
     "no inode count (btrfs) is not exhausted": (
         "inodes_exhausted",
         evidence(process(), filesystems=(replace(WELL, free_inodes=None, total_inodes=None),)),
@@ -184,11 +183,6 @@ NEAR_MISSES = {
             )
         ),
     ),
-    "half a core for a moment": ("compute_bound", evidence(process(cpu_s=40.0))),
-    "page faults without pressure": (
-        "memory_pressure",
-        evidence(process(major_faults_in_window=10_000), pressure=(PressureFacts("memory"),)),
-    ),
     "state D while the disk is busy": (
         "blocked_on_io",
         evidence(
@@ -197,21 +191,6 @@ NEAR_MISSES = {
                 files=(OpenFile(5, "/m/model", "file", "r", size_bytes=10**11),),
             ),
             growth=replace(GROWN, first_write_s=None),
-        ),
-    ),
-    "a group-writable directory": (
-        "permission_denied",
-        evidence(
-            process(uid=1000, may_override_permissions=False), filesystems=(replace(WELL, owner_uid=0, mode=0o775),)
-        ),
-    ),
-    "a written log": (
-        "writing_elsewhere",
-        evidence(
-            process(
-                io_in_window=IoCounters(write_chars=10**5),
-                files=(OpenFile(5, "/tmp/run.log", "file", "w", size_bytes=10**5, changed_age_s=1.0),),
-            )
         ),
     ),
 }  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.measure.ledger import Growth
 from prefect_cachewatch.postmortem import report as report_module
-from prefect_cachewatch.postmortem.report import Report, build_report, check_report_path, report_json, write_report
+from prefect_cachewatch.postmortem.report import Report, build_report, check_report_path, report_json
 from prefect_cachewatch.run.delivery import Publication
 from prefect_cachewatch.supervise.supervisor import TreeEnd
 from prefect_cachewatch.watching.attempt import Outcome
@@ -113,34 +113,6 @@ def test_every_field_of_the_schema_has_its_value():
     seen = built()
     assert {name: seen[name] for name in expected} == expected
     assert set(seen) == {field.name for field in dataclasses.fields(Report)}
-
-
-def test_a_generator_that_ended_by_itself_was_not_stopped():
-    done = built(name="completed", kind=None, exit_code=0, signal=None, window_s=None, pause_s=None,
-                 stop=TreeEnd("exited", 0, None, 0.0))  # fmt: skip
-    assert done["stop"] is None
-    assert done["stall"] == {"kind": None, "window_s": None, "pause_s": None, "learned": False}
-    assert done["listing"]["entries"][0]["flags"] == ["grew_in_window"]
-
-
-def test_a_name_that_is_no_utf8_is_lossless_in_ascii(tmp_path):
-    write_report(build_report(outcome(), name="x", command=["x"], log_tail=[]), tmp_path / "r.json")
-    data = (tmp_path / "r.json").read_bytes()
-    assert data.isascii()
-    assert b"/c/a\\udcff" in data
-    assert json.loads(data)["listing"]["entries"][0]["path"].encode("utf-8", "surrogateescape") == b"/c/a\xff"
-
-
-@pytest.mark.parametrize("name", ["missing/r.json", "file/r.json", "x" * 300])
-def test_a_report_that_cannot_be_written_is_one_sentence_and_is_kept_elsewhere(tmp_path, name, monkeypatch):
-    (tmp_path / "file").touch()
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    with pytest.raises(InputError, match=r"report file .* cannot be written: "):
-        write_report(build_report(outcome(), name="x", command=["x"], log_tail=[]), tmp_path / name)
-    (elsewhere,) = (tmp_path / "tmp").iterdir()
-    assert json.loads(elsewhere.read_text())["message"] == "It stalled."
-    assert elsewhere.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from prefect_cachewatch.run.history import (
     PastRun,
     add_run,
     enough_window_s,
-    history_path,
     known_jobs,
     last_run,
     place_of,
@@ -43,26 +41,6 @@ def test_the_last_run_is_one_in_the_same_directories_that_completed_and_wrote() 
         add_run("x", run)
     assert last_run("x", ["/c"]) == RUN
     assert last_run("x", ["/d"]) is None
-
-
-def test_a_damaged_line_costs_that_line_only() -> None:
-    add_run("x", RUN)
-    path = history_path("x")
-    broken = json.dumps({**json.loads(path.read_text()), "longest_pause_s": "long"})
-    path.write_text("{broken\n[1]\n" + broken + "\n" + path.read_text())
-    add_run("x", replace(RUN, bytes_written=6))
-    assert [run.bytes_written for run in read_history("x")] == [6, 1000]
-
-
-def test_a_pipe_or_a_link_in_its_place_is_not_waited_for_nor_followed() -> None:
-    add_run("real", RUN)
-    os.mkfifo(history_path("pipe"))
-    history_path("link").symlink_to("real.jsonl")
-    for name in ("pipe", "link"):
-        assert read_history(name) == []
-        with pytest.raises(OSError, match=name):
-            add_run(name, RUN)
-    assert read_history("real") == [RUN]
 
 
 def test_the_window_that_would_have_been_enough_is_twice_the_longest_pause_and_two_polls() -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from prefect_cachewatch.watching import log_progress
 from prefect_cachewatch.watching.log_progress import LogProgress, News, read_count
 from prefect_cachewatch.watching.matcher import Match
 from support import eventually
@@ -127,17 +123,6 @@ def test_several_patterns_count_each_for_itself_in_the_order_of_their_lines():
     assert (counted(progress), progress.last.done, progress.last.percent) == (4, 20.0, None)
 
 
-def test_a_pattern_that_takes_exponential_time_neither_holds_the_output_up_nor_runs_on():
-    with searching(r"(?:a|a)*b") as progress:  # passes the check of patterns, and takes 2^n steps
-        began_s = time.monotonic()
-        for _ in range(20):
-            feed(progress, b"a" * 60 + b"\n")
-        assert time.monotonic() - began_s < 1
-        assert eventually(lambda: progress.problems != [], 30)
-        assert "takes too long to search for" in progress.problems[0]
-        assert counted(progress) == 0
-
-
 def test_output_that_comes_faster_than_it_is_searched_is_left_out_and_bounded():
     progress = LogProgress([COUNT])  # not begun: nothing is searched
     for number in range(200):
@@ -147,19 +132,6 @@ def test_output_that_comes_faster_than_it_is_searched_is_left_out_and_bounded():
     progress._thread.start()
     progress.close()
     assert progress.last.done == 199
-
-
-def test_a_matching_process_that_is_killed_is_replaced_and_nothing_counts_twice():
-    with searching(COUNT) as progress:
-        feed(progress, b"shards: | 1/3 [\n")
-        assert eventually(lambda: counted(progress) == 1)
-        os.kill(progress._matcher._process.pid, signal.SIGKILL)
-        progress._matcher._process.wait()
-        feed(progress, b"shards: | 2/3 [\n")
-        time.sleep(0.5)
-        feed(progress, b"shards: | 1/3 [\nshards: | 3/3 [\n")
-        assert eventually(lambda: progress.last.done == 3)
-    assert counted(progress) <= 3
 
 
 def test_a_line_that_never_ends_is_searched_while_it_is_printed():
@@ -184,32 +156,3 @@ def test_what_is_left_out_makes_no_line_of_two_halves():
     progress.close()
     assert progress.last is not None and progress.last.total in (900.0, 8.0)
     assert "were not searched" in progress.problems[0]
-
-
-def test_an_end_that_comes_before_all_is_searched_searches_no_half_line(monkeypatch):
-    monkeypatch.setattr(log_progress, "_END_S", 0.0)
-    progress = LogProgress([SHARD])
-    searched, ended = [], threading.Event()
-
-    def find(text):
-        searched.append(text)
-        assert ended.wait(60)
-        return []
-
-    monkeypatch.setattr(progress._matcher, "find", find)
-    progress.feed(memoryview(b"shard 1/900\n" * 300_000))
-    progress.prepare()
-    progress.close()  # while the first window is searched, which ends in the midst of a line
-    ended.set()
-    progress._thread.join(60)
-    assert searched and {line for text in searched for line in text.split(b"\n")} <= {b"shard 1/900"}
-
-
-def test_an_end_that_comes_before_all_is_searched_blames_no_pattern(monkeypatch):
-    monkeypatch.setattr(log_progress, "_END_S", 0.0)
-    progress = LogProgress([SHARD])
-    progress.feed(memoryview(b"shard 1/2\n" * 300_000))
-    progress.prepare()
-    progress.close()
-    assert [text for text in progress.problems if "takes too long" in text] == []
-    assert "of output were not searched" in progress.problems[0]

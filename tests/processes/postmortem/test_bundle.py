@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import time
 from pathlib import Path
 
 import pytest
@@ -13,53 +11,19 @@ import pytest
 from prefect_cachewatch.postmortem.bundle import BundleContent, write_bundle
 from prefect_cachewatch.postmortem.bundlestore import choose_bundle_root, find_bundles, load_report
 from prefect_cachewatch.postmortem.diagnosis import diagnose
-from prefect_cachewatch.postmortem.model import Evidence, FilesystemFacts, GrowthFacts, ProcessFacts, PythonThread
-
-HOSTILE = [
-    "<script>document.title='owned'<",
-    '"><img src=x onerror=alert(1)>',
-    "a\u202etxt.exe",
-    "x\x1b[2J\n",
-    "javascript:alert(1)",
-    "`|[x](http:",
-]
+from prefect_cachewatch.postmortem.model import Evidence, FilesystemFacts, GrowthFacts
 
 
 def content(cache: Path, **more) -> BundleContent:
-    evidence = more.pop(
-        "evidence",
-        Evidence(
-            growth=GrowthFacts(samples=((0.0, 0, 0), (10.0, 100, 4096))),
-            processes=(
-                ProcessFacts(
-                    7, 1, "gen", ("gen", "--token", "***"), python_threads=(PythonThread(7, "M", ("f (a:1)",)),)
-                ),
-            ),
-        ),
-    )
-    report = {
-        "schema_version": 1,
-        "outcome": "stalled",
-        "stall": {"kind": "no_growth", "window_s": 5.0, "pause_s": 5.0},
-        "message": "Tensor cache generation stalled.",
-        "name": "llama",
-        "growth": {"last_growth_s": 10.0, "bytes_written": 100, "samples": []},
-        "duration_s": 15.0,
-        "listing": {"total_files": 0, "total_bytes": 0, "entries": [], "rest": []},
-    } | more.pop("report", {})
-    diagnosis = more.pop("diagnosis", diagnose(evidence))
-    return BundleContent("Llama 3 / 70B", report, evidence, diagnosis, [str(cache)], **more)
+    report = {"outcome": "stalled", "listing": {"total_files": 0, "total_bytes": 0, "entries": [], "rest": []}}
+    evidence = more.pop("evidence", Evidence(growth=GrowthFacts(samples=((0.0, 0, 0), (10.0, 100, 4096)))))
+    return BundleContent("x", report | more.pop("report", {}), evidence, diagnose(evidence), [str(cache)], **more)
 
 
 @pytest.fixture
 def cache(tmp_path):
-    made = tmp_path / "cache"
-    (made / "sub").mkdir(parents=True)
-    for index, name in enumerate(HOSTILE):
-        (made / name).write_bytes(b"x" * index)
-    with open(os.fsencode(made / "sub") + b"/\xff\xfe.bin", "wb") as file:
-        file.write(b"12345")
-    (made / "link").symlink_to("/etc")
+    (made := tmp_path / "cache").mkdir()
+    (made / "a").write_bytes(b"12345")
     return made
 
 
@@ -87,17 +51,6 @@ def test_a_file_system_that_hangs_is_not_listed(tmp_path, cache):
     written = write_bundle(tmp_path / "bundles", content(cache, evidence=evidence))
     assert gzip.open(written.path / "listing.jsonl.gz").read() == b""
     assert written.cut == (f"listing.jsonl.gz is empty: {cache} does not answer",)
-
-
-def test_a_log_of_many_megabytes_is_bounded_in_size_and_time(tmp_path, cache):
-    log = b"layer 1 done, password=sesame\n" * 400_000
-    started = time.monotonic()
-    written = write_bundle(tmp_path / "bundles", content(cache, log=lambda size: log[-size:]), log_s=0.3)
-    assert time.monotonic() - started < 60
-    text = gzip.open(written.path / "generator.log.gz").read()
-    assert 0 < len(text) <= 4 << 20
-    assert b"sesame" not in text
-    assert any("generator.log.gz" in cut for cut in written.cut)
 
 
 def test_an_unfinished_bundle_is_not_found(tmp_path, cache):
