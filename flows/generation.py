@@ -12,6 +12,7 @@ the cache is then verified and published: Completed named `Cached` if it was who
 # the names in annotations that are strings cannot be resolved, and every run fails.
 
 import contextlib
+import os
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -23,6 +24,7 @@ from prefect.states import Cancelled, Completed, Failed
 from pydantic import BaseModel, ConfigDict, Field
 
 from prefect_cachewatch.common.aside import Aside
+from prefect_cachewatch.common.secrets import hide, secret_values
 from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy, Storage
 from prefect_cachewatch.config.forms import OFF
 from prefect_cachewatch.config.profiles import complete_job, profile_key
@@ -148,8 +150,7 @@ def generate_cache(
                 state = _run_attempts(inputs, site, retry, admission)
                 _remember(inputs, admission.outcomes, state)
         except InputError as error:
-            logger.error(error.message)
-            state = Failed(name="Refused", message=error.message)
+            state = _refused(job, error)
         except BaseException as error:
             run_metrics.abandon(error)
             if (telling := whom_to_tell.get()) is None or not isinstance(error, TerminationSignal):
@@ -163,6 +164,12 @@ def generate_cache(
         note_end()
         admission.record(state, logger)
         return final_state(run_metrics.ended(state))
+
+
+def _refused(job: CacheJob, error: InputError) -> State[Any]:
+    message = hide(error.message, secret_values(dict(os.environ) | job.env))
+    get_run_logger().error(message)
+    return Failed(name="Refused", message=message)
 
 
 def final_state(state: State[Any]) -> State[Any]:

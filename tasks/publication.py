@@ -18,6 +18,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed, Failed
 from prefect.tasks import MaterializingTask
 
+from prefect_cachewatch.common.secrets import hide
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.errors import BuildDamaged, StoreError
@@ -105,7 +106,9 @@ def deliver_build(
         state = publisher_of(delivery)(delivery, growth, return_state=True)
     left_alone = describe_left_alone(report.would_be_stops)
     doubts = doubts_of(delivery) if state.is_completed() else ""
-    message = " ".join(filter(None, (state.message or "The build was not published.", doubts, left_alone)))
+    message = hide(
+        " ".join(filter(None, (state.message or "The build was not published.", doubts, left_alone))), secrets
+    )
     done = delivery.publication or delivery.unfinished()
     if not state.is_completed():
         logger.error(message)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from prefect_cachewatch.cli.progress import Mode, ProgressLine, print_report
+from prefect_cachewatch.cli.saying import say, without_secrets
 from prefect_cachewatch.cli.signals import SignalRelay
 from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.common.console import standard_error
@@ -111,10 +112,9 @@ def _watch_command(
     watches: list[Watch],
 ) -> int:
     job, quiet = place.job, settings.quiet
-    say = _say_nothing if quiet else _say
     progress = ProgressLine(settings.progress, quiet, settings.verbose)
     if settings.note and not quiet:
-        print(f"cachewatch: {settings.note}", file=sys.stderr)
+        say(settings.note)
 
     def adapt(launch: Launch) -> Launch:
         relay.settle()
@@ -141,14 +141,14 @@ def _watch_command(
         report = runner.report(watch, outcome)
         runner.write(report, settings.outputs.report)
         for problem in runner.problems:
-            print(f"cachewatch: {problem}", file=sys.stderr)
+            say(problem)
         progress.name_bundle(report)
         if outcome.name != "completed" or outcome.would_be_stops or not quiet:
             print(outcome.message, file=sys.stderr, flush=True)
         return outcome, report
 
     with place.open_site(files=files) as site:
-        history = RunHistory(job, settings.stall, site.paths, files, say)
+        history = RunHistory(job, settings.stall, site.paths, files, _say_nothing if quiet else _say)
         outcome, report = run_remembered(history, lambda number: attempt(site, history, number), relay.received)
     if metrics is not None:
         _finish_metrics(metrics, outcome.name)
@@ -164,7 +164,7 @@ def _open_metrics(settings: ExecSettings, files: Files) -> AbstractContextManage
 
     exporter = open_metrics(settings.metrics.to, settings.job.name, settings.job.cache_dirs, files)
     if not settings.quiet:
-        print(f"cachewatch: metrics: {for_terminal(exporter.where, 4096)}", file=sys.stderr, flush=True)
+        say(f"metrics: {for_terminal(exporter.where, 4096)}", flush=True)
     return exporter
 
 
@@ -173,7 +173,7 @@ def _finish_metrics(exporter: MetricsExporter, outcome: str) -> None:
     exporter.run_ended(outcome)
     exporter.close()
     if exporter.problem is not None:
-        print(f"cachewatch: {exporter.problem}", file=sys.stderr, flush=True)
+        say(exporter.problem, flush=True)
 
 
 def _clients(watches: list[Watch]) -> list[HelperClient]:
@@ -188,7 +188,7 @@ def _cancel(watches: list[Watch], number: int, at_once: bool) -> None:
 
 
 def _say(line: str) -> None:
-    standard_error().put(f"cachewatch: {line}\n".encode())
+    standard_error().put(f"cachewatch: {without_secrets(line)}\n".encode())
 
 
 def _say_nothing(line: str) -> None:

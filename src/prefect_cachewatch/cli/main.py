@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
+from prefect_cachewatch.cli.saying import say
 from prefect_cachewatch.errors import WORKING_DIRECTORY_GONE, CachewatchError
 
 USAGE_ERROR = 125
@@ -49,7 +50,7 @@ def fail(message: str, exit_code: int = USAGE_ERROR) -> NoReturn:
     Raises:
         SystemExit: always.
     """
-    print(f"cachewatch: {message}", file=sys.stderr)
+    say(message)
     raise SystemExit(exit_code)
 
 

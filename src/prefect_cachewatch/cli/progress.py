@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
 from prefect_cachewatch.cli.plain import LiveState, render_plain, told_text
-from prefect_cachewatch.cli.saying import say
+from prefect_cachewatch.cli.saying import say, without_secrets
 from prefect_cachewatch.common.console import standard_error
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.run.runner import View
@@ -207,7 +207,7 @@ class ProgressLine(View):
         last = rule.suspicions[-1] if rule.suspicions else None
         told = watch.told()
         return LiveState(
-            name=watch.job.name,
+            name=without_secrets(watch.job.name),
             elapsed_s=now_s - watch.started_s,
             bytes_present=state.growth.bytes_present,
             files_present=state.growth.files_present,
@@ -215,8 +215,8 @@ class ProgressLine(View):
             pause_s=min(rule.pause_s + now_s - state.began_s, rule.window_s),
             window_s=rule.window_s,
             started=rule.first_write_s is not None,
-            last_file=state.last_path,
-            suspicion=last.message if last and last.cleared_at_s is None else None,
+            last_file=without_secrets(state.last_path) if state.last_path is not None else None,
+            suspicion=without_secrets(last.message) if last and last.cleared_at_s is None else None,
             expected_bytes=watch.job.expected_bytes,
             attempt=self._attempt,
             warmup=watch.serving.waiting_for if watch.serving is not None and rule.phases.now == "warm_up" else None,

@@ -370,7 +370,17 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     return text if shown == bare else shown
 
 
-def _hide_known(text: str, secrets: Iterable[str]) -> str:
+def hide(text: str, secrets: Iterable[str]) -> str:
+    """Replace known secrets in a text, and nothing that only looks like one.
+
+    Args:
+        text: a name, path or sentence.
+        secrets: values that are known to be secret, replaced wherever they occur.
+
+    Example:
+        >>> hide("/cache/hunter22/a.bin cannot be read", ["hunter22"])
+        '/cache/***/a.bin cannot be read'
+    """
     longest_first = sorted(filter(None, secrets), key=len, reverse=True)
     for secret in longest_first:
         text = text.replace(secret, HIDDEN)
@@ -404,7 +414,7 @@ def _places(text: str, part: str) -> Iterator[int]:
 
 
 def _redact(text: str, secrets: Iterable[str]) -> str:
-    text = hide_private_keys(_hide_known(text, secrets))
+    text = hide_private_keys(hide(text, secrets))
     if "hook" in text or "telegram" in text:
         text = _WEBHOOK.sub(rf"\1/{HIDDEN}", text)
     text = _SHAPES.sub(HIDDEN, text)

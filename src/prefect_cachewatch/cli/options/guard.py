@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from prefect_cachewatch.cli.options.profile_choice import PROFILE_OPTIONS, profi
 from prefect_cachewatch.cli.options.ready import READY_SECTION, WARMUP
 from prefect_cachewatch.cli.options.sections import Section, option
 from prefect_cachewatch.common.aside import Aside, look_ahead
+from prefect_cachewatch.common.secrets import hide, secret_values
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import DEFAULT_IGNORE, CacheJob, Outputs, StallPolicy, StopPolicy
@@ -177,12 +178,17 @@ def job_from(name: str | None, options: dict[str, Any], published: bool = False)
         **given,
         **{field: value for field, value in further.items() if value is not None},
         **({"cache_dirs": dirs} if dirs else {}),
-        "name": name or for_terminal(os.path.basename((dirs or command[:1] or [""])[0]), 200) or "cache",
+        "name": name or _name_of((dirs or command[:1] or [""])[0], env),
         "command": command,
         "env": env,
         "ignore": ignored(options, profile.ignore if profile is not None else ()),
         "container": container,
     })  # fmt: skip
+
+
+def _name_of(path: str, env: Mapping[str, str]) -> str:
+    """Name a job after a path; the name is in logs, states and file names, so a secret in the path is not in it."""
+    return for_terminal(hide(os.path.basename(path), secret_values({**os.environ, **env})), 200) or "cache"
 
 
 def ignored(options: dict[str, Any], further: Sequence[str] = ()) -> list[str]:

@@ -5,6 +5,7 @@ Options that the command line does not set come from the environment and a file 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from prefect_cachewatch.cli.options.settings import key_of, read_config, variable_of
+from prefect_cachewatch.cli.saying import keep_secret
 
 F = TypeVar("F", bound=Callable[..., Any])
 _ALL = "prefect_cachewatch.help_all"
@@ -115,6 +117,12 @@ class SectionedCommand(click.Command):
             if error.param is not None:
                 cast("Any", error).message += _source_of(ctx, error.param)  # a constant to type checkers
             raise
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; what it says has no secret of the generator's environment."""
+        pairs = (pair.partition("=") for pair in ctx.params.get("env") or ())
+        keep_secret(os.environ, {name: value for name, _, value in pairs})
+        return super().invoke(ctx)
 
     def _refuse_swallowed(self, args: Sequence[str]) -> None:
         """Refuse an option that would take the next one, or the -- before the command, for its value."""
