@@ -17,7 +17,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Failed
 from pydantic import Field
 
-from prefect_cachewatch.capacity.against import check_history, check_markdown, storages_without_a_plan
+from prefect_cachewatch.capacity.against import check_history, check_markdown
 from prefect_cachewatch.capacity.inputs import PlanInput
 from prefect_cachewatch.capacity.picture import draw
 from prefect_cachewatch.capacity.planfile import read_plan, read_storage
@@ -60,7 +60,7 @@ def plan_capacity(
         probe_settings: What the probe may take: streams, bytes, time.
         apply: Set the concurrency limit; off is a dry run that says what would change.
         force: Set it also beyond the streams that were measured, for a storage that was not measured, or to 1 where not
-            even one job keeps the policy.
+            even one job keeps the rules.
 
     Returns:
         `answer`, `limits`, `changes` and the whole `plan` as plain values; or a state of type FAILED named `Refused`
@@ -133,8 +133,7 @@ def check_capacity(
             raise InputError("there is no plan to compare with: give plan_files, or a plan here")
         records = read_run_records(start, end, generation_flow)
         for inputs in plans:
-            here = [record for record in records if record.storage == inputs.storage.name]
-            check = check_history(here, inputs, start.timestamp(), end.timestamp())
+            check = check_history(records, inputs, start.timestamp(), end.timestamp())
             checks.append((check, plan(inputs)))
     except CachewatchError as error:
         return _refused(error)
@@ -146,7 +145,7 @@ def check_capacity(
             markdown=check_markdown(check, draw(answer, answer.answers[0], check.met)),
             description=f"{check.storage} against its plan: {check.verdict}",
         )
-    for name in storages_without_a_plan(records, [check.storage for check, _ in checks]):
+    for name in sorted({record.storage for record in records} - {check.storage for check, _ in checks}):
         logger.info("%s has runs in the last %s and no plan", name, format_duration(window_s))
     return [as_json(check) for check, _ in checks]
 
@@ -160,7 +159,7 @@ def _inputs(plan_file: Path | None, given: PlanInput | None) -> PlanInput:
 def _limit(n: int, measured: bool, feasible: bool, force: bool) -> int | str:
     """The limit to set, or why none is."""
     if not feasible and not force:
-        return "not even one job keeps the policy: relax it, or use force to set 1"
+        return "not even one job keeps the rules: relax them, or use force to set 1"
     if not measured and not force:
         return "its figures were not measured: run cachewatch probe, or use force"
     return n

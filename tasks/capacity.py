@@ -11,9 +11,8 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.logging import get_run_logger
 
 from prefect_cachewatch.capacity.inputs import StorageProfile
-from prefect_cachewatch.capacity.probe.measure import ProbeSettings, run_probe
-from prefect_cachewatch.capacity.probe.profile import profile_from_report, profile_yaml, write_atomically
-from prefect_cachewatch.capacity.probe.target import ProbeTarget
+from prefect_cachewatch.capacity.probe.measure import ProbeSettings, ProbeTarget, run_probe
+from prefect_cachewatch.capacity.probe.rates import write_profile
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.tasks.prefect_api.limits import read_limit, set_limit
@@ -75,12 +74,12 @@ def measure_storage(
         The profile.
     """
     logger = get_run_logger()
-    report = run_probe(
-        target, settings, say=lambda text: logger.info("Probing %s: %s", for_terminal(str(target.path)), text)
-    )
-    profile = profile_from_report(report, name)
+    shown = for_terminal(str(target.path))
+    profile = run_probe(target, name, settings, say=lambda text: logger.info("Probing %s: %s", shown, text)).profile
+    if profile is None:
+        raise InputError(f"nothing was measured on {shown}: allow more time (time_s)")
     if profile_path is not None:
-        write_atomically(profile_path, profile_yaml(profile))
+        write_profile(profile_path, profile)
         logger.info("Profile of %s written to %s", for_terminal(name), for_terminal(str(profile_path)))
     for note in profile.notes:
         logger.warning("Probe of %s: %s", for_terminal(name), note)

@@ -122,7 +122,7 @@ def test_a_storage_too_slow_for_even_one_job_is_never_set_to_zero():
     given = measured("slow", rate=2e6)
     state = plan_capacity(given=given, apply=True, return_state=True)
     assert state.name == "Refused"
-    assert "not even one job keeps the policy" in state.message
+    assert "not even one job keeps the rules" in state.message
     assert limit_of("slow") is None
     plan_capacity(given=given, apply=True, force=True)
     assert limit_of("slow") == 1
@@ -132,8 +132,8 @@ def test_a_storage_too_slow_for_even_one_job_is_never_set_to_zero():
 def test_a_directory_is_probed_first_and_its_profile_kept(tmp_path):
     disk, profile = tmp_path / "disk", tmp_path / "storage.yaml"
     disk.mkdir()
-    given = measured("probed", CACHES | {"kept_bytes_per_job": 0})
-    settings = ProbeSettings(max_concurrency=2, size_bytes=16 * 2**20, time_s=20, keep_free=0)
+    given = measured("probed", LOADS)
+    settings = ProbeSettings(max_concurrency=2, size_bytes=16 * 2**20, time_s=60)
     result = plan_capacity(given=given, probe_dir=disk, probe_settings=settings, profile_path=profile)
     assert result["plan"]["storage"] == "probed"
     assert result["plan"]["answers"][0]["measured_streams"] == 2
@@ -147,7 +147,7 @@ def test_a_directory_is_probed_first_and_its_profile_kept(tmp_path):
     [
         ({"given": measured("x"), "plan_file": "/nonexistent/plan.yaml"}, "give either plan_file or a plan here"),
         ({"plan_file": "/nonexistent/plan.yaml"}, "/nonexistent/plan.yaml cannot be read"),
-        ({"given": measured("x"), "probe_dir": "/"}, "/ is the root directory"),
+        ({"given": measured("x"), "probe_dir": "/nonexistent"}, "/nonexistent cannot be probed"),
     ],
 )
 def test_input_that_cannot_be_acted_on_is_a_refused_run_with_one_sentence(parameters, said):

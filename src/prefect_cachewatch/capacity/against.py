@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 from prefect_cachewatch.capacity.history import LittleLaw, RunRecord, little_law, overlap_s
-from prefect_cachewatch.capacity.inputs import PlanInput
+from prefect_cachewatch.capacity.inputs import PlanInput, WorkloadClass
 from prefect_cachewatch.capacity.planning import expected_burst_s
 from prefect_cachewatch.capacity.units import say_number, say_time
 from prefect_cachewatch.common.svg import svg_data_uri
@@ -58,8 +59,8 @@ def check_history(records: Sequence[RunRecord], inputs: PlanInput, start_s: floa
     """Hold past runs on a storage against its plan.
 
     Args:
-        records: runs of the plan's storage.
-        inputs: the plan's input; the runs are of its first class that asks.
+        records: runs; those on the plan's storage count, and are of its first class that asks.
+        inputs: the plan's input.
         start_s: begin of the window, seconds since 1970.
         end_s: its end.
 
@@ -69,18 +70,18 @@ def check_history(records: Sequence[RunRecord], inputs: PlanInput, start_s: floa
     Raises:
         InputError: if the window is empty.
     """
-    here = [record for record in records if overlap_s(record, start_s, end_s) > 0]
+    storage, main = inputs.storage.name, inputs.asking[0]
+    here = [r for r in records if r.storage == storage and overlap_s(r, start_s, end_s) > 0]
     law = little_law(here, start_s, end_s)
     whole = [r for r in here if r.counts and r.entered_s >= start_s and (r.ended_s or math.inf) <= end_s]
-    met = tuple((_met(record, here), _burst_of(record, inputs)) for record in whole)
-    storage = inputs.storage.name
+    met = tuple((_met(record, here), _burst_s(record, main)) for record in whole)
     if len(whole) < MIN_RUNS:
         reason = (
             f"{len(here)} runs in the window, {len(whole)} of them whole, completed in one attempt and with bytes "
             f"written, and {MIN_RUNS} such are needed: widen the window or wait for more"
         )
         return HistoryCheck(storage, "insufficient data", reason, law, len(whole), None, None, None, met)
-    planned_s, got_s = _planned(inputs, met), statistics.fmean(burst_s for _, burst_s in met)
+    planned_s, got_s = _planned_s(inputs, met), statistics.fmean(burst_s for _, burst_s in met)
     verdict, words = _verdict(got_s, planned_s)
     at = say_number(statistics.fmean(n for n, _ in met))
     reason = (
@@ -102,20 +103,18 @@ def check_markdown(check: HistoryCheck, picture: str) -> str:
         Markdown; names from outside are escaped.
     """
     law = check.law
-    rows = [
-        ("at once on average (L)", say_number(law.concurrency)),
-        ("arrivals (lambda)", f"{say_number(law.arrivals_per_s * 3600)} an hour"),
-        ("time on the storage (W)", say_time(law.duration_s)),
-        ("lambda W against L (runs cut by the window's edges)", f"{law.edge_effect:+.0%}"),
-        ("wait for a slot, not in W", say_time(law.slot_wait_s)),
-        (f"runs in the window of {say_time(law.window_s)}", f"{law.runs}, {check.runs} of them whole"),
+    lines = [
+        f"## {for_markdown(check.storage)}: {check.verdict}",
+        for_markdown(check.reason, 1000),
+        f"In {say_time(law.window_s)}: {law.runs} runs, {check.runs} of them whole. L = {say_number(law.concurrency)} at once on "
+        f"average, lambda = {say_number(law.arrivals_per_s * 3600)} arrivals an hour, W = {say_time(law.duration_s)} on the "
+        f"storage, and {say_time(law.slot_wait_s)} of waiting for a slot before; lambda W is {law.edge_effect:+.0%} off L, by "
+        "the runs that the window's edges cut.",
+        f"![The plan and past runs]({svg_data_uri(picture)})",
     ]
-    lines = [f"## {for_markdown(check.storage)}: {check.verdict}", "", for_markdown(check.reason, 1000), ""]
-    lines += ["| what | measured |", "|---|---:|", *(f"| {what} | {value} |" for what, value in rows)]
     if check.derate is not None:
-        lines += ["", f"With `policy.derate: {check.derate:.2f}` the plan says what was got."]
-    lines += ["", f"![The plan and past runs]({svg_data_uri(picture)})"]
-    return "\n".join(lines) + "\n"
+        lines.insert(2, f"With `policy.derate: {check.derate:.2f}` the plan says what was got.")
+    return "\n\n".join(lines) + "\n"
 
 
 def _verdict(got_s: float, planned_s: float) -> tuple[Verdict, str]:
@@ -127,19 +126,19 @@ def _verdict(got_s: float, planned_s: float) -> tuple[Verdict, str]:
     return "ok", f"within {BAND:.0%}"
 
 
-def _planned(inputs: PlanInput, met: Sequence[tuple[float, float]]) -> float:
-    expected = lru_cache(maxsize=None)(lambda n: expected_burst_s(inputs, n))
-    return statistics.fmean(expected(round(n, 1)) for n, _ in met)
+def _planned_s(inputs: PlanInput, met: Sequence[tuple[float, float]]) -> float:
+    expected_s = lru_cache(maxsize=None)(lambda n: expected_burst_s(inputs, n))
+    return statistics.fmean(expected_s(round(n, 1)) for n, _ in met)
 
 
 def _derate(inputs: PlanInput, met: Sequence[tuple[float, float]], got_s: float) -> float:
     """The derate with which the plan is as fast as the runs were, to a hundredth."""
-    low, high = 0.0, 0.95
-    while high - low > 0.005:
-        middle = (low + high) / 2
-        changed = inputs.model_copy(update={"policy": inputs.policy.model_copy(update={"derate": middle})})
-        low, high = (middle, high) if _planned(changed, met) < got_s else (low, middle)
-    return round((low + high) / 2, 2)
+
+    def too_fast(hundredths: int) -> bool:
+        policy = inputs.policy.model_copy(update={"derate": hundredths / 100})
+        return _planned_s(inputs.model_copy(update={"policy": policy}), met) < got_s
+
+    return bisect_left(range(95), True, key=lambda hundredths: not too_fast(hundredths)) / 100
 
 
 def _met(record: RunRecord, others: Sequence[RunRecord]) -> float:
@@ -148,17 +147,11 @@ def _met(record: RunRecord, others: Sequence[RunRecord]) -> float:
     return math.fsum(overlap_s(other, begin_s, until_s) for other in others) / max(1e-9, until_s - begin_s)
 
 
-def _burst_of(record: RunRecord, inputs: PlanInput) -> float:
+def _burst_s(record: RunRecord, main: WorkloadClass) -> float:
     """The mean burst of a run: its cycle less the time it thinks, without loading before the first byte."""
-    main = inputs.asking[0]
-    bursts = max(1.0, (record.bytes_written or 0) / (main.wire_bytes or 1))
-    cycle_s = (record.service_s or 0.0) / bursts
+    bursts, service_s = max(1.0, (record.bytes_written or 0) / main.wire_bytes), record.service_s or 0.0
+    cycle_s = service_s / bursts
     if record.first_write_s is not None and bursts >= 2:
         # The first burst ends with the first byte, and what came before it is no whole cycle.
-        cycle_s = max(0.0, (record.service_s or 0.0) - record.first_write_s) / (bursts - 1)
+        cycle_s = max(0.0, service_s - record.first_write_s) / (bursts - 1)
     return max(0.0, cycle_s - main.think_s)
-
-
-def storages_without_a_plan(records: Sequence[RunRecord], planned: Sequence[str]) -> Iterator[str]:
-    """Name the storages that have runs and no plan."""
-    yield from sorted({record.storage for record in records} - set(planned))

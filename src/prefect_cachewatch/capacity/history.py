@@ -10,9 +10,12 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from prefect_cachewatch.errors import InputError
 
@@ -20,24 +23,29 @@ RECORD_VERSION = 1
 _FENCE = re.compile(r"^\s*```[a-z]*\n(.*)\n```\s*$", re.DOTALL)
 
 
-@dataclass(frozen=True)
+_Moment = Annotated[float, Field(ge=0, le=1e11)]
+_Seconds = Annotated[float, Field(ge=0, le=1e9)]
+_Bytes = Annotated[int, Field(ge=0, le=10**18)]
+
+
+@checked_dataclass(frozen=True, config={"strict": True, "allow_inf_nan": False, "extra": "ignore"})
 class RunRecord:
     """One generation as it went; times are seconds since 1970, UTC."""
 
     run_id: str
     storage: str
     job: str
-    started_s: float  # start of the flow run, before it waited for a slot
-    ended_s: float | None  # None while it runs
-    slot_wait_s: float = 0.0
-    bytes_written: int | None = None
-    longest_pause_s: float | None = None  # longest time without growth, once writing had begun
-    first_write_s: float | None = None  # from the end of the slot wait to the first growth
+    started_s: _Moment  # start of the flow run, before it waited for a slot
+    ended_s: _Moment | None = None  # None while it runs
+    slot_wait_s: _Seconds = 0.0
+    bytes_written: _Bytes | None = None
+    longest_pause_s: _Seconds | None = None  # longest time without growth, once writing had begun
+    first_write_s: _Seconds | None = None  # from the end of the slot wait to the first growth
     state: str = "Completed"  # final state's name: Completed, Cached, Stalled, GeneratorFailed, ...
-    slots: int = 1  # of the storage's concurrency limit
-    attempts: int = 1
-    bytes_present: int | None = None  # at the end
-    rate_bytes_per_s: float | None = None  # mean of the last attempt, from its first growth to its last
+    slots: Annotated[int, Field(ge=1, le=10**6)] = 1  # of the storage's concurrency limit
+    attempts: Annotated[int, Field(ge=0, le=10**6)] = 1
+    bytes_present: _Bytes | None = None  # at the end
+    rate_bytes_per_s: Annotated[float, Field(ge=0, le=1e18)] | None = None  # of the last attempt while it grew
     cause: str | None = None  # why it did not complete, in a sentence
     advice: str | None = None  # what to do next
 
@@ -60,6 +68,9 @@ class RunRecord:
             and bool(self.bytes_written)
             and (self.service_s or 0.0) > 0
         )
+
+
+_RECORD = TypeAdapter(RunRecord)
 
 
 def run_record_json(record: RunRecord) -> str:
@@ -101,17 +112,11 @@ def read_run_record(data: Any) -> RunRecord | None:
             return None
     if not isinstance(data, dict) or not isinstance(data.get("cachewatch_run_record"), int):
         return None
-    values: dict[str, Any] = {"ended_s": None}
     try:
-        for field in dataclasses.fields(RunRecord):
-            if (value := data.get(field.name)) is not None:
-                values[field.name] = _READERS[str(field.type).removesuffix(" | None")](value)
-        record = RunRecord(**values)
-    except (TypeError, ValueError):
+        record = _RECORD.validate_python(data)
+    except (ValidationError, RecursionError):
         return None
-    negative = record.slot_wait_s < 0 or (record.bytes_written or 0) < 0 or record.slots < 1
-    backwards = record.ended_s is not None and record.ended_s < record.started_s
-    return None if negative or backwards else record
+    return None if record.ended_s is not None and record.ended_s < record.started_s else record
 
 
 @dataclass(frozen=True)
@@ -184,18 +189,3 @@ def overlap_s(record: RunRecord, start_s: float, end_s: float) -> float:
     """
     until_s = end_s if record.ended_s is None else min(end_s, record.ended_s)
     return max(0.0, until_s - max(start_s, record.entered_s))
-
-
-def _finite(value: Any) -> float:
-    number = float(value)
-    if isinstance(value, bool) or not math.isfinite(number):
-        raise ValueError(value)
-    return number
-
-
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "str": str,
-    "float": _finite,
-    "int": lambda value: int(_finite(value)),
-    "bool": lambda value: value is True,
-}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
-from itertools import pairwise
+import re
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -18,10 +18,10 @@ from prefect_cachewatch.config import InputModel
 from prefect_cachewatch.config.quantities import Duration, OptionalDuration, OptionalSize, Shorthand, Size
 
 _MAX_STREAMS = 4096
-_MAX_RATE = 1e15
 _MAX_BYTES = 10**18
 #: The most jobs at once that a plan looks at.
 MOST_JOBS = 999
+_WRITTEN_SIZE = re.compile(r"\s*[0-9.]+(?:[eE][+-]?[0-9]+)?\s*[KMGT](I?)B\s*(?:/s)?\s*", re.IGNORECASE)
 Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
@@ -30,7 +30,7 @@ class CurvePoint(InputModel):
 
     n: int = Field(ge=1, le=_MAX_STREAMS, description="Streams at once.")
     bytes_per_s: BytesPerSecond = Field(
-        ge=1, le=_MAX_RATE, description="Bytes per second of all streams together, median over the repetitions."
+        description="Bytes per second of all streams together, median over the repetitions."
     )
     spread: float = Field(
         default=0.0, ge=0, le=100, description="(largest - smallest) / median of the repetitions' rates."
@@ -44,32 +44,25 @@ class ServiceCurve(InputModel):
         default_factory=list, max_length=64, description="Measured points, n ascending, from n = 1."
     )
     one_bytes_per_s: OptionalBytesPerSecond = Field(
-        default=None, ge=1, le=_MAX_RATE, description="What one stream reaches alone, where no points were measured."
+        default=None, description="What one stream reaches alone, where no points were measured."
     )
     all_bytes_per_s: OptionalBytesPerSecond = Field(
-        default=None, ge=1, le=_MAX_RATE, description="What all streams reach together, where no points were measured."
+        default=None, description="What all streams reach together, where no points were measured."
     )
 
     @model_validator(mode="after")
     def _one_description(self) -> Self:
-        one, most = self.one_bytes_per_s, self.all_bytes_per_s
-        if self.points and (one or most):
+        one, most, at = self.one_bytes_per_s, self.all_bytes_per_s, [point.n for point in self.points]
+        if bool(at) == (one is not None) or bool(at) == (most is not None):
             raise ValueError(
-                "has measured points and also one_bytes_per_s or all_bytes_per_s: keep the points, or the two numbers"
+                "needs points, or one_bytes_per_s and all_bytes_per_s, and not both: cachewatch probe measures points"
             )
-        if not self.points:
-            if one is None or most is None:
-                raise ValueError(
-                    "needs points, or both one_bytes_per_s and all_bytes_per_s: run cachewatch probe to measure them"
-                )
-            if one > most:
-                raise ValueError("gives one stream more than all streams together: exchange the two numbers")
-            return self
-        if self.points[0].n != 1:
+        if one and most and one > most:
+            raise ValueError("gives one stream more than all streams together: exchange the two numbers")
+        if at and at[0] != 1:
             raise ValueError("has no point at n = 1, so nobody knows what one stream gets: measure it")
-        for before, after in pairwise(self.points):
-            if after.n <= before.n:
-                raise ValueError(f"has n = {after.n} after n = {before.n}: sort the points by n, each n once")
+        if at != sorted(set(at)):
+            raise ValueError("has points out of order: sort them by n, each n once")
         return self
 
     @property
@@ -85,8 +78,7 @@ class StorageProfile(InputModel):
     basis: Literal["measured", "vendor", "given"] = Field(
         default="given", description="measured by a probe or fio, a vendor's figures, or given by hand."
     )
-    source: str = Field(default="", max_length=500, description="Where the figures are from.")
-    date: datetime.date | None = Field(default=None, description="When they were measured or read.")
+    source: str = Field(default="", max_length=500, description="Where the figures are from, and since when.")
     write: ServiceCurve | None = Field(default=None, description="Writing new files: the curve of cache generations.")
     read: ServiceCurve | None = Field(
         default=None, description="Reading files from start to end: the curve of model loads."
@@ -96,16 +88,16 @@ class StorageProfile(InputModel):
     )
     units: int = Field(default=1, ge=1, le=999, description="So many of this storage side by side, used evenly.")
     port_bytes_per_s: OptionalLineRate = Field(
-        default=None, ge=1, le=_MAX_RATE, description="Rate of the storage's own network port, for example 10G."
+        default=None, description="Rate of the storage's own network port, for example 10G."
     )
     ops_per_s: OptionalPerSecond = Field(
-        default=None, ge=1e-3, le=_MAX_RATE, description="Reads or writes per second that it serves, for example 1M."
+        default=None, description="Reads or writes per second that it serves, for example 1M."
     )
     small_file_s: OptionalDuration = Field(
         default=None, ge=0, le=3600, description="Seconds that one stream needs to create or open one file."
     )
     files_per_s: OptionalPerSecond = Field(
-        default=None, ge=1e-3, le=_MAX_RATE, description="Files per second that all streams create or open together."
+        default=None, description="Files per second that all streams create or open together."
     )
     free_bytes: OptionalSize = Field(
         default=None, ge=0, le=_MAX_BYTES, description="Bytes free for caches: all that a batch leaves must fit."
@@ -125,7 +117,7 @@ class LinkProfile(Shorthand):
     """The network between the jobs and the storage; each host has a link of its own, and jobs are spread evenly."""
 
     bytes_per_s: OptionalLineRate = Field(
-        default=None, ge=1, le=_MAX_RATE, description="Rate of one host's link, for example 10G; none: no network."
+        default=None, description="Rate of one host's link, for example 10G; none: no network."
     )
     hosts: int = Field(default=1, ge=1, le=999, description="Hosts that the jobs are spread over.")
 
@@ -140,7 +132,7 @@ class Compression(InputModel):
     name: Name = Field(default="compression", description="Its name, for example zstd.")
     ratio: float = Field(ge=0.1, le=1000, description="Bytes before over bytes after; 2 halves what is moved.")
     bytes_per_s: BytesPerSecond = Field(
-        ge=1, le=_MAX_RATE, description="Uncompressed bytes per second of one job; it works while it moves them."
+        description="Uncompressed bytes per second of one job; it works while it moves them."
     )
     used: bool = Field(default=True, description="Off: the plan is without it, and one row says what it would change.")
 
@@ -180,19 +172,7 @@ class WorkloadClass(InputModel):
     burst_cv: float = Field(
         default=0.0, ge=0, le=10, description="Coefficient of variation of burst sizes: 0 where all are alike."
     )
-    bytes_appear: Literal["at_end", "while_moving"] = Field(
-        default="at_end", description="When the watch sees growth: at the end of each file, or all along."
-    )
     compression: Compression | None = Field(default=None, description="Compression; none: bytes go as they are.")
-    deadline_s: OptionalDuration = Field(
-        default=None, gt=0, le=366 * 86400, description="Seconds in which all jobs of the batch should be done."
-    )
-    kept_bytes_per_job: OptionalSize = Field(
-        default=None,
-        ge=0,
-        le=_MAX_BYTES,
-        description="Bytes that a job leaves; none: a generation keeps all its bursts.",
-    )
 
     @property
     def packing(self) -> Compression | None:
@@ -206,10 +186,8 @@ class WorkloadClass(InputModel):
 
     @property
     def kept_bytes(self) -> float:
-        """Bytes that a job leaves on the storage."""
-        if self.kept_bytes_per_job is not None:
-            return self.kept_bytes_per_job
-        return self.wire_bytes * self.bursts_per_job if self.kind == "generation" else 0.0
+        """Bytes that a job leaves on the storage; moved again and again, they are kept once."""
+        return self.wire_bytes / self.amplification * self.bursts_per_job if self.kind == "generation" else 0.0
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -219,8 +197,6 @@ class WorkloadClass(InputModel):
             )
         if self.running is not None and self.jobs is not None:
             raise ValueError("has jobs of a batch and running ones, which always run: keep one of the two")
-        if self.deadline_s is not None and self.jobs is None:
-            raise ValueError("has deadline_s and no batch: say how many jobs it has")
         return self
 
 
@@ -236,10 +212,6 @@ class Policy(InputModel):
         default=300.0, gt=0, le=7 * 86400,
         description="Silence after which the watch stops a generation; 99 of 100 silences stay below it.",
     )  # fmt: skip
-    max_burst_s: OptionalDuration = Field(
-        default=None, gt=0, le=7 * 86400, description="Longest mean time of a burst that is accepted; none: any."
-    )
-    max_jobs: int = Field(default=256, ge=1, le=MOST_JOBS, description="The most jobs at once that are looked at.")
     derate: float = Field(
         default=0.15, ge=0, le=0.95,
         description="Share taken off every rate of storage and link: real ones reach less. Calibrated from history.",
@@ -256,7 +228,17 @@ class PlanInput(InputModel):
     link: LinkProfile = Field(default_factory=LinkProfile, description="The network between jobs and storage.")
     workloads: list[WorkloadClass] = Field(min_length=1, max_length=16, description="Classes of jobs.")
     policy: Policy = Field(default_factory=Policy, description="What counts as too slow.")
-    binary: bool = Field(default=False, description="Whether sizes are said in GiB and not in GB.")
+    binary: bool = Field(
+        default=False, description="Whether sizes are said in GiB and not in GB; left out: as the bursts are written."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _units_as_written(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or "binary" in given:
+            return given
+        first = next((found for part in (given.get("workloads"), given) for found in _binary_units(part)), False)
+        return given | {"binary": first}
 
     @model_validator(mode="after")
     def _can_be_asked(self) -> Self:
@@ -278,3 +260,12 @@ class PlanInput(InputModel):
     def asking(self) -> list[WorkloadClass]:
         """The classes that the plan gives a number for."""
         return [workload for workload in self.workloads if workload.running is None]
+
+
+def _binary_units(data: Any) -> Iterator[bool]:
+    """For each size with a unit: whether it is in KiB, MiB, GiB."""
+    if isinstance(data, dict | list):
+        for part in data.values() if isinstance(data, dict) else data:
+            yield from _binary_units(part)
+    elif isinstance(data, str) and (found := _WRITTEN_SIZE.fullmatch(data)):
+        yield bool(found[1])

@@ -28,21 +28,17 @@ def curve_of(storage: StorageProfile, workload: WorkloadClass) -> ServiceCurve:
         workload: the class.
 
     Returns:
-        The curve of its kind of access; a reader without one of its own takes the other reading curve.
+        The curve of its kind of access.
 
     Raises:
         InputError: the storage has none for it.
     """
-    if workload.kind == "generation":
-        curve, missing = storage.write, "write"
-    elif workload.access == "random":
-        curve, missing = storage.random_read or storage.read, "random_read"
-    else:
-        curve, missing = storage.read or storage.random_read, "read"
+    name = "write" if workload.kind == "generation" else "random_read" if workload.access == "random" else "read"
+    curve: ServiceCurve | None = getattr(storage, name)
     if curve is None:
         raise InputError(
             f"storage {storage.name!r} has no curve for {workload.name!r}, a class of {workload.kind}: "
-            f"give storage.{missing}, or measure it with cachewatch probe"
+            f"give storage.{name}, or measure it with cachewatch probe"
         )
     return curve
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ from prefect_cachewatch.common.inputs import validate
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.yamlfile import read_yaml
 from prefect_cachewatch.errors import InputError
-
-_BINARY_UNIT = re.compile(r"[0-9]\s*[KMGT]iB", re.IGNORECASE)
 
 
 def read_plan(path: Path, *, without: str = "") -> PlanInput:
@@ -30,8 +27,7 @@ def read_plan(path: Path, *, without: str = "") -> PlanInput:
         InputError: if it cannot be read or understood; the sentence names file and field.
     """
     shown = for_terminal(str(path))
-    data = _mapping(read_yaml(path), shown)
-    binary = _binary_units(data)
+    data = _mapping(path, shown)
     if isinstance(data.get("storage"), str):
         data["storage"] = {"profile": data["storage"]}
     storage = data.get("storage")
@@ -44,7 +40,7 @@ def read_plan(path: Path, *, without: str = "") -> PlanInput:
         )
     if without:
         data.setdefault(without, [{"name": "recorded", "burst_bytes": 1, "think_s": 0}])
-    return validate(PlanInput, {"binary": binary, **data}, shown, "")
+    return validate(PlanInput, data, shown, "")
 
 
 def read_storage(path: Path) -> StorageProfile:
@@ -60,19 +56,11 @@ def read_storage(path: Path) -> StorageProfile:
         InputError: if it cannot be read or understood.
     """
     shown = for_terminal(str(path))
-    return validate(StorageProfile, _mapping(read_yaml(path), shown), shown, "")
+    return validate(StorageProfile, _mapping(path, shown), shown, "")
 
 
-def _mapping(data: Any, where: str) -> dict[Any, Any]:
+def _mapping(path: Path, shown: str) -> dict[Any, Any]:
+    data = read_yaml(path)
     if not isinstance(data, dict):
-        raise InputError(f"{where} is not a mapping of names to values: write `name: value` lines")
+        raise InputError(f"{shown} is not a mapping of names to values: write `name: value` lines")
     return data
-
-
-def _binary_units(data: Any) -> bool:
-    """Whether sizes are written in KiB, MiB, GiB at all: then they are said so."""
-    if isinstance(data, dict):
-        return any(map(_binary_units, data.values()))
-    if isinstance(data, list):
-        return any(map(_binary_units, data))
-    return isinstance(data, str) and bool(_BINARY_UNIT.search(data))

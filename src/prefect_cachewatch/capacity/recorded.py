@@ -10,7 +10,6 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Protocol
 
 from prefect_cachewatch.capacity.inputs import PlanInput, WorkloadClass
 from prefect_cachewatch.capacity.law import burst_seconds, whole_burst_s
@@ -18,26 +17,14 @@ from prefect_cachewatch.capacity.units import say_bytes, say_time
 from prefect_cachewatch.common.inputs import validate
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.run.trace.rows import TraceRow
 
 # A pause longer than this many samples parts two bursts; below it, a burst may just have been measured in the middle.
 _PAUSE_SAMPLES = 1.5
 _MOST_CV = 10.0
 
 
-class Sample(Protocol):
-    """One line of a recorded run: seconds since the start, bytes and files there, and bytes written so far if known."""
-
-    @property
-    def t_s(self) -> float: ...
-    @property
-    def total_bytes(self) -> int: ...
-    @property
-    def file_count(self) -> int: ...
-    @property
-    def written_bytes(self) -> int | None: ...
-
-
-def with_recorded(inputs: PlanInput, name: str, samples: Sequence[Sample]) -> tuple[PlanInput, str]:
+def with_recorded(inputs: PlanInput, name: str, samples: Sequence[TraceRow]) -> tuple[PlanInput, str]:
     """Take burst, think time and files of the first class that asks from a run.
 
     Args:
@@ -51,32 +38,25 @@ def with_recorded(inputs: PlanInput, name: str, samples: Sequence[Sample]) -> tu
     Raises:
         InputError: there is no second burst, so that no think time can be told.
     """
-    shown = f"trace {for_terminal(name)}"
-    grown = _growth(samples)
+    shown, old, storage = f"trace {for_terminal(name)}", inputs.asking[0], inputs.storage
     step_s = statistics.median([now.t_s - before.t_s for before, now in itertools.pairwise(samples)] or [0.0])
     files = sum(max(0, now.file_count - before.file_count) for before, now in itertools.pairwise(samples))
+    grown = [(now.t_s, size) for before, now in itertools.pairwise(samples) if (size := _growth(before, now)) > 0]
     bursts: list[tuple[float, int]] = []  # end, bytes
     last_s = -math.inf
     for t_s, size in grown:
-        if bursts and t_s - last_s <= _PAUSE_SAMPLES * step_s:
-            bursts[-1] = (t_s, bursts[-1][1] + size)
-        else:
-            bursts.append((t_s, size))
+        joined = bursts.pop()[1] if bursts and t_s - last_s <= _PAUSE_SAMPLES * step_s else 0
+        bursts.append((t_s, joined + size))
         last_s = t_s
-    count, total = len(bursts), sum(size for _, size in grown)
-    sizes = [float(size) for _, size in bursts]
-    by_file = count < 2
-    if by_file:
-        if files < 2 or len(grown) < 2:
-            raise InputError(
-                f"{shown} shows no second burst, so that no think time can be told: record a whole run with a shorter "
-                "--poll, or write burst_bytes and think_s by hand"
-            )
-        count, sizes, cycle_s = files, [total / files], (grown[-1][0] - grown[0][0]) / (files - 1)
-    else:
-        cycle_s = (bursts[-1][0] - bursts[0][0]) / (count - 1)
-    mean = max(1, round(total / count))
-    old = inputs.asking[0]
+    count, ends_s, sizes = len(bursts), [t_s for t_s, _ in bursts], [size for _, size in bursts]
+    if by_file := count < 2:  # no pause: each file counts as a burst
+        count, ends_s, sizes = files, [t_s for t_s, _ in grown], [1]
+    if count < 2 or len(ends_s) < 2:
+        raise InputError(
+            f"{shown} shows no second burst, so that no think time can be told: record a whole run with a shorter "
+            "--poll, or write burst_bytes and think_s by hand"
+        )
+    cycle_s, mean = (ends_s[-1] - ends_s[0]) / (count - 1), max(1, round(sum(size for _, size in grown) / count))
     draft = old.model_dump(exclude_unset=True) | {
         "name": for_terminal(name, 100) if old.name == "recorded" else old.name,
         "burst_bytes": mean,
@@ -96,21 +76,13 @@ def with_recorded(inputs: PlanInput, name: str, samples: Sequence[Sample]) -> tu
     )
     said += "; no pause was seen, so each file counts as a burst" if by_file else ""
     if alone_s > cycle_s:
-        said += (
-            f"; it wrote faster than {inputs.storage.name} does: recorded on another storage, or into the page cache"
-        )
+        said += f"; it wrote faster than {storage.name} does: recorded on another storage, or into the page cache"
     others = [other for other in inputs.workloads if other is not old]
     return inputs.model_copy(update={"workloads": [workload, *others]}), said
 
 
-def _growth(samples: Sequence[Sample]) -> list[tuple[float, int]]:
-    """When bytes came, and how many: what was written, or without that column what the total rose by."""
-    grown = []
-    for before, now in itertools.pairwise(samples):
-        if now.written_bytes is not None and before.written_bytes is not None:
-            size = now.written_bytes - before.written_bytes
-        else:
-            size = now.total_bytes - before.total_bytes
-        if size > 0:
-            grown.append((now.t_s, size))
-    return grown
+def _growth(before: TraceRow, now: TraceRow) -> int:
+    """Bytes that came: what was written, or without that column what the total rose by."""
+    if now.written_bytes is not None and before.written_bytes is not None:
+        return now.written_bytes - before.written_bytes
+    return now.total_bytes - before.total_bytes

@@ -1,4 +1,4 @@
-"""The answer of a plan as values: rows over the number of jobs, zones, one number for each limit, and alternatives."""
+"""The answer of a plan as values: rows over the number of jobs, one number for each limit, and what would change it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 from prefect_cachewatch.capacity.units import three_digits
 
 #: Why a number is not larger than it is. best: more would not be faster; jobs: the whole batch runs at once.
-Reason = Literal["best", "jobs", "latency", "measured", "stall", "burst", "space", "looked"]
+Reason = Literal["best", "jobs", "latency", "measured", "stall", "looked"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Row:
     n: int
     bytes_per_s: float  # that reach the storage, of all classes together
     streams: float  # that move a burst, on average
-    streams_p99: int
+    streams_p99: int  # in 99 of 100 moments no more
     batch_s: float | None
     held_by: str  # storage, port, operations, link, files, compression, one stream, computing
     classes: tuple[ClassRow, ...]  # the class that the zones are about first
@@ -44,63 +44,13 @@ class ByHand:
 
     parts: tuple[
         tuple[float, float], ...
-    ]  # bytes of each class's batch, and the ceiling that moves them; else one burst
+    ]  # bytes of each class's batch and the ceiling that moves them, or one burst's
     ceiling: str
-    think_s: float
-    burst_s: float  # alone
-    demand_s: float  # of a burst at the ceiling
-
-    @property
-    def bytes_s(self) -> float:
-        """Seconds in which the ceilings move the bytes: no batch is faster."""
-        return sum(size / rate for size, rate in self.parts)
-
-    @property
-    def filling_n(self) -> float:
-        """Jobs that keep the ceiling busy, (Z + R) / D."""
-        return (self.think_s + self.burst_s) / self.demand_s
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A measured point of the curve, at the number of jobs that makes so many streams."""
-
-    n: float
-    bytes_per_s: float
-    spread: float
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One limit: how many jobs of its classes at once, and what happens below and beyond."""
-
-    name: str  # of the limit in Prefect
-    classes: tuple[str, ...]
-    jobs: tuple[int | None, ...]
-    burst_bytes: float
-    n: int
-    reason: Reason
-    why: str  # a sentence, where the number is smaller than the best one
-    feasible: bool  # False: not even one job keeps the policy
-    best_n: int
-    ticks_up_n: int | None  # the first number at which a burst takes over 10 % longer than alone
-    full_n: int | None  # the first number beyond which more jobs only wait longer
-    measured_streams: int | None
-    deadline_missed_s: float  # 0: it is met, or there is none
-    batch_range_s: tuple[float, float] | None  # by the edges of what the figures allow
-    by_hand: ByHand
-    ceilings: tuple[tuple[str, float], ...]  # what all streams may move at most, by name
-    measured: tuple[Measured, ...]
-    rows: tuple[Row, ...]
-
-    @property
-    def row(self) -> Row:
-        """The row of the number to run."""
-        return self.at(self.n)
-
-    def at(self, n: int) -> Row:
-        """The row of a number; raises StopIteration if the plan has none."""
-        return next(row for row in self.rows if row.n == n)
+    think_s: float  # Z
+    burst_s: float  # R, alone
+    demand_s: float  # D, of a burst at the ceiling
+    bytes_s: float  # in which the ceilings move the bytes: no batch is faster
+    filling_n: float  # jobs that keep the ceiling busy, (Z + R) / D
 
 
 @dataclass(frozen=True)
@@ -116,6 +66,38 @@ class Alternative:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """One limit: how many jobs of its classes at once, and what happens below and beyond."""
+
+    name: str  # of the limit in Prefect
+    classes: tuple[str, ...]
+    jobs: tuple[int | None, ...]
+    burst_bytes: float
+    n: int
+    reason: Reason
+    feasible: bool  # False: not even one job keeps the rules
+    best_n: int
+    ticks_up_n: int | None  # the first number at which a burst takes over 10 % longer than alone
+    full_n: int | None  # the first number beyond which more jobs only wait longer
+    measured_streams: int | None
+    batch_range_s: tuple[float, float] | None  # by the edges of what the figures allow
+    by_hand: ByHand
+    ceilings: tuple[tuple[str, float], ...]  # what all streams may move at most, by name; in a mix those of all classes
+    measured: tuple[tuple[float, float, float], ...]  # at so many jobs, bytes per second, spread; none in a mix
+    rows: tuple[Row, ...]
+    alternatives: tuple[Alternative, ...]
+
+    @property
+    def row(self) -> Row:
+        """The row of the number to run."""
+        return self.at(self.n)
+
+    def at(self, n: int) -> Row:
+        """The row of a number; raises StopIteration if the plan has none."""
+        return next(row for row in self.rows if row.n == n)
+
+
+@dataclass(frozen=True)
 class LimitPlan:
     """A whole plan: one answer, or one for each class where each has a storage of its own."""
 
@@ -123,7 +105,6 @@ class LimitPlan:
     measured: bool
     binary: bool
     answers: tuple[Answer, ...]
-    alternatives: tuple[Alternative, ...]
     notes: tuple[str, ...]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
+from pydantic import Field
+
 from prefect_cachewatch.common.units import NUMBER_PATTERN, parse_bytes
 from prefect_cachewatch.config.quantities import Quantity
 
@@ -92,12 +94,12 @@ def parse_per_second(text: str) -> float:
 
 _RATE_PATTERN = rf"^\s*{NUMBER_PATTERN}\s*{_UNIT}?\s*(?:/s|ps)?\s*$"
 _RATE = Quantity("rate", parse_rate, _RATE_PATTERN)
-BytesPerSecond = Annotated[float, _RATE]
-OptionalBytesPerSecond = Annotated[float | None, _RATE]
-OptionalLineRate = Annotated[float | None, Quantity("rate", parse_line_rate, _RATE_PATTERN)]
-OptionalPerSecond = Annotated[
-    float | None, Quantity("number per second", parse_per_second, rf"^\s*{NUMBER_PATTERN}\s*[kKmMgG]?\s*(?:/s)?\s*$")
-]
+_LINE_RATE = Quantity("rate", parse_line_rate, _RATE_PATTERN)
+_PER_SECOND = Quantity("number per second", parse_per_second, rf"^\s*{NUMBER_PATTERN}\s*[kKmMgG]?\s*(?:/s)?\s*$")
+BytesPerSecond = Annotated[float, Field(ge=1, le=1e15), _RATE]
+OptionalBytesPerSecond = Annotated[float | None, Field(ge=1, le=1e15), _RATE]
+OptionalLineRate = Annotated[float | None, Field(ge=1, le=1e15), _LINE_RATE]
+OptionalPerSecond = Annotated[float | None, Field(ge=1e-3, le=1e15), _PER_SECOND]
 
 
 def say_number(value: float) -> str:

@@ -64,8 +64,8 @@ def command(
 ) -> int:
     """Plan how many jobs may run at once on the storage that PLAN.yaml describes.
 
-    The exit status is 0 also where not even one job keeps the policy: that is an answer. A batch that does not fit into
-    the free space is none, and is refused.
+    The exit status is 0 also where not even one job keeps the rules: that is an answer. A batch that does not fit into the
+    free space is none, and is refused.
     """
     # pydantic takes a tenth of a second, which --help need not wait for.
     from prefect_cachewatch.capacity import plan  # noqa: PLC0415

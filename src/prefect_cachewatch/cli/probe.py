@@ -17,8 +17,8 @@ import click
 
 from prefect_cachewatch.capacity.inputs import StorageProfile
 from prefect_cachewatch.capacity.probe.fio import profile_from_fio
-from prefect_cachewatch.capacity.probe.measure import ProbeSettings, check_probe, run_probe
-from prefect_cachewatch.capacity.probe.profile import profile_from_report, profile_yaml, write_atomically
+from prefect_cachewatch.capacity.probe.measure import ProbeReport, ProbeSettings, check_probe, run_probe
+from prefect_cachewatch.capacity.probe.rates import KINDS, profile_yaml, write_profile
 from prefect_cachewatch.capacity.units import say_bytes, say_number, say_time
 from prefect_cachewatch.cli.options.fields import Fields
 from prefect_cachewatch.cli.options.sections import json_option
@@ -26,7 +26,7 @@ from prefect_cachewatch.common.files import is_special
 from prefect_cachewatch.common.text import file_stem, for_terminal
 from prefect_cachewatch.errors import InputError
 
-_SETTINGS = Fields(ProbeSettings, "max_concurrency N, size_bytes, time_s, repetitions N, keep_free SHARE, network_ok")
+_SETTINGS = Fields(ProbeSettings, "max_concurrency N, size_bytes, time_s, network_ok")
 _CURVES = ("write", "read", "random_read")
 
 
@@ -51,29 +51,37 @@ def command(
     """
     if (directory is None) == (not reports):
         raise click.UsageError("give a directory to measure, or the JSON of fio with --fio")
-    shown = _name(
-        name if name is not None else (directory.resolve().name if directory else reports[0].stem) or "storage"
-    )
+    shown = name if name is not None else (directory.resolve().name if directory else reports[0].stem) or "storage"
+    if not 1 <= len(shown) <= 100 or re.search(r"[\x00-\x1f\x7f]", shown):
+        raise click.UsageError("--name: give 1 to 100 characters, none of them a control character")
     output = output or Path(f"storage-{file_stem(shown, most=200, other='profile')}.yaml")
+    status = 0
     if directory is None:
-        profile, status, stopped = profile_from_fio(reports, shown), 0, ""
+        report = ProbeReport(profile_from_fio(reports, shown), "", "")
         _check(output)
     else:
         settings = _SETTINGS.build(options)
         target = check_probe(directory, settings)
         _check(output)
-        if not quiet:
-            _announce(target.path, settings)
+        say = (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr, flush=True))
+        say(
+            textwrap.fill(
+                f"Probing {for_terminal(str(target.path))}: writes up to {say_bytes(target.size_bytes, binary=True)} at "
+                f"once, for up to {say_time(settings.time_s)}. Whoever shares this storage is slowed meanwhile; Ctrl-C ends "
+                "it, keeps what was measured and removes the test files.",
+                80,
+            )
+        )
         with _stopping() as (stop, caught):
-            report = run_probe(target, settings, stop, (lambda text: None) if quiet else _progress)
+            report = run_probe(target, shown, settings, stop, say)
         status = 128 + caught[0] if caught else 0
-        if not report.levels:
-            raise click.exceptions.Exit(status)
-        profile, stopped = profile_from_report(report, shown), report.stopped if report.cause == "storage" else ""
-        if report.cause in ("interrupted", "storage") and not is_special(output):
-            output = output.with_name(f"{output.stem}.partial{output.suffix or '.yaml'}")  # an older whole one stays
+    profile = report.profile
+    if profile is None:
+        raise click.exceptions.Exit(status)
+    if report.cause in ("interrupted", "storage") and not is_special(output):
+        output = output.with_name(f"{output.stem}.partial{output.suffix or '.yaml'}")  # an older whole one stays
     try:
-        write_atomically(output, profile_yaml(profile))
+        write_profile(output, profile)
     except InputError:
         print(profile_yaml(profile))  # minutes of measuring: better on the screen than lost
         raise
@@ -82,26 +90,16 @@ def command(
     else:
         print("\n".join(_lines(profile)))
         print(f"\nProfile of {for_terminal(shown)} written to {for_terminal(str(output))}")
-    if stopped:
-        raise InputError(f"{stopped}; what was measured before is in {for_terminal(str(output))}")
+    if report.cause == "storage":
+        raise InputError(f"{report.stopped}; what was measured before is in {for_terminal(str(output))}")
     return status
 
 
-def _name(name: str) -> str:
-    if not 1 <= len(name) <= 100 or re.search(r"[\x00-\x1f\x7f]", name):
-        raise click.UsageError("--name: give 1 to 100 characters, none of them a control character")
-    return for_terminal(name, 100)
-
-
 def _check(output: Path) -> None:
-    """Refuse an output that could not be written afterwards."""
+    """Refuse an output that could not be written afterwards, or that is another file of the user's."""
     shown = for_terminal(str(output))
-    if output.is_dir():
-        raise InputError(f"{shown} is a directory: name a file with --output")
-    if not output.parent.is_dir():
-        raise InputError(
-            f"{for_terminal(str(output.parent))} does not exist: make it, or name another file with --output"
-        )
+    if output.is_dir() or not output.parent.is_dir():
+        raise InputError(f"{shown} is a directory or in none: name a file with --output")
     if output.exists() and not is_special(output):
         try:
             with output.open("rb") as file:
@@ -112,22 +110,9 @@ def _check(output: Path) -> None:
             raise InputError(f"{shown} exists and is no profile: name another file with --output")
 
 
-def _announce(path: Path, settings: ProbeSettings) -> None:
-    said = (
-        f"Probing {for_terminal(str(path))}: writes up to {say_bytes(settings.size_bytes, binary=True)} at once, for up to "
-        f"{say_time(settings.time_s)}. Whoever shares this storage is slowed meanwhile; Ctrl-C ends it, keeps what was "
-        "measured and removes the test files."
-    )
-    print(textwrap.fill(said, 80), file=sys.stderr)
-
-
-def _progress(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def _lines(profile: StorageProfile) -> Iterator[str]:
     yield f"{for_terminal(profile.name)}: {profile.source}"
-    yield f"{'streams':>9}" + "".join(f"{head:>22}" for head in ("fresh writes", "reads", "random reads"))
+    yield f"{'streams':>9}" + "".join(f"{KINDS[name]:>22}" for name in _CURVES)
     curves = [{p.n: p for p in curve.points} if (curve := getattr(profile, name)) else {} for name in _CURVES]
     for n in sorted(set().union(*curves)):
         cells: Sequence[str] = [

@@ -56,6 +56,8 @@ def unit_of(name: str) -> Unit:
         >>> unit_of("grace_s").write(90)
         '90 s'
     """
+    if name.endswith("_per_s"):  # a rate, and no time
+        return _NO_UNIT
     return next((unit for unit in _UNITS if name.endswith(unit.ending)), _NO_UNIT)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefect_cachewatch.capacity import PlanInput
-from prefect_cachewatch.capacity.against import check_history, got_sentence
+from prefect_cachewatch.capacity.against import check_history
 from prefect_cachewatch.capacity.history import RunRecord, little_law, read_run_record, run_record_json
 from prefect_cachewatch.capacity.planning import expected_burst_s
 from prefect_cachewatch.errors import InputError
@@ -67,7 +67,8 @@ def test_what_is_no_record_is_none_and_never_an_error(data: object) -> None:
     "change",
     [
         {"started_s": "soon"}, {"started_s": math.inf}, {"run_id": None}, {"slots": 0}, {"slot_wait_s": -1},
-        {"bytes_written": -5}, {"ended_s": 1}, {"bytes_written": True}, {"attempts": []}, {"cachewatch_run_record": "1"},
+        {"bytes_written": -5}, {"ended_s": 1}, {"bytes_written": True}, {"bytes_written": 10**400}, {"attempts": []},
+        {"cachewatch_run_record": "1"}, {"first_write_s": math.nan},
     ],
 )  # fmt: skip
 def test_a_record_that_cannot_be_true_is_none(change: dict[str, Any]) -> None:
@@ -89,8 +90,8 @@ def test_littles_law_is_exact_where_no_run_is_cut_by_an_edge(some: list[RunRecor
 
 
 def test_a_run_is_clipped_to_the_window_and_the_edge_effect_is_told() -> None:
-    steady = [run(i, 10.0 * i, 10.0 * i + 100) for i in range(-20, 40)]  # 10 at a time
-    law = little_law(steady, 0, 150)
+    steady = [run(i, 10.0 * i, 10.0 * i + 100) for i in range(60)]  # 10 at a time
+    law = little_law(steady, 200, 350)
     assert (law.concurrency, law.arrivals_per_s, law.duration_s) == (10.0, 0.1, 100.0)
     ramp = little_law([run(i, 10.0 * i, 10.0 * i + 100) for i in range(15)], 0, 150)
     assert ramp.edge_effect == pytest.approx(10 / ramp.concurrency - 1)
@@ -157,11 +158,3 @@ def test_no_history_at_all_says_what_to_do() -> None:
     check = check_history([], inputs(), 0, 3600)
     assert (check.verdict, check.law.runs) == ("insufficient data", 0)
     assert check.reason.endswith("widen the window or wait for more")
-
-
-def test_a_test_of_ones_own_is_held_against_the_plan() -> None:
-    planned_s = expected_burst_s(inputs(), 4)
-    assert got_sentence(inputs(), 4, planned_s).endswith("within 25%.")
-    assert got_sentence(inputs(), 4, 3 * planned_s).endswith("slower than planned, by 3 times.")
-    assert got_sentence(inputs(), 4, planned_s / 2).endswith("faster than planned, by 2 times.")
-    assert got_sentence(inputs(), 4, 0.0).endswith("faster than planned, by any number of times.")

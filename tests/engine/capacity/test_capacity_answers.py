@@ -11,7 +11,6 @@ from prefect_cachewatch.capacity import LimitPlan, PlanInput, plan
 from prefect_cachewatch.capacity.planning import expected_burst_s
 from prefect_cachewatch.capacity.results import Answer
 from prefect_cachewatch.capacity.wording import answer_lines, text_lines
-from prefect_cachewatch.errors import InputError
 
 MINUTE = 60.0
 CACHES = {"name": "caches", "burst_bytes": "2GB", "think_s": "10s", "bursts_per_job": 40, "jobs": 20}
@@ -39,6 +38,7 @@ def measured(*rates: float) -> dict[str, Any]:
 
 NVME = {
     "name": "nvme", "basis": "measured", "write": measured(2, 3, 3.2, 3.2, 3.2), "read": measured(3, 5, 6, 6.5, 6.5),
+    "random_read": measured(1, 2, 4, 5, 5),
 }  # fmt: skip
 
 
@@ -55,6 +55,10 @@ def batch_s(answer: Answer, n: int) -> float:
 
 def said(answer: LimitPlan) -> str:
     return "\n".join(line for each in answer.answers for line in answer_lines(answer, each))
+
+
+def row_of(answer: LimitPlan, change: str) -> Any:
+    return next(each for each in answer.answers[0].alternatives if each.change == change)
 
 
 def test_a_nas_that_fills_up_at_600_megabytes_a_second() -> None:
@@ -119,21 +123,8 @@ def test_loads_and_training_beside_each_other_on_a_chassis() -> None:
     # A load: 1.5 s + 4.7 GB / (0.85 x 3.75 GB/s) = 3.0 s a cycle, 4 of them 6.3 GB/s. A trainer: 0.25 s + 256 MB / 0.85 GB/s
     # = 0.55 s, 4 of them 1.9 GB/s. Together 8.2 GB/s of the 12.75, if nobody ever waits: a little less is right.
     loads = LOADS | {"jobs": None, "running": None}
-    (answer,) = planned(
-        CHASSIS, loads, TRAINING | {"running": 4}, link={"bytes_per_s": "40G", "hosts": 8}, max_jobs=4
-    ).answers
+    (answer,) = planned(CHASSIS, loads, TRAINING | {"running": 4}, link={"bytes_per_s": "40G", "hosts": 8}).answers
     assert 0.9 * 8.2e9 <= answer.at(4).bytes_per_s <= 8.3e9
-
-
-def test_what_does_not_fit_is_refused_first_with_the_space_that_is_missing() -> None:
-    # 20 caches x 20 GB = 400 GB, and 72 GiB = 77.3 GB are free: 323 GB are missing.
-    caches = CACHES | {"bursts_per_job": 10}
-    with pytest.raises(InputError) as caught:
-        planned(NVME | {"free_bytes": "72GiB"}, caches)
-    assert caught.value.message == (
-        "20 caches do not fit on nvme: they leave 400 GB and 77.3 GB are free, so 323 GB are missing: make room, or plan "
-        "fewer jobs"
-    )
 
 
 def test_jobs_are_not_streams_and_sixteen_measured_ones_do_not_cap_twenty_jobs_that_mostly_think() -> None:
@@ -151,7 +142,8 @@ def test_where_the_measured_streams_do_cap_the_number_the_first_sentence_says_so
     # With 0.5 s of thinking nearly every job is a stream, so at most 16 to 18 jobs are known of.
     answer = planned(NVME | {"write": measured(0.5, 1, 2, 4, 8)}, CACHES | {"think_s": "500ms", "jobs": 60})
     assert answer.answers[0].reason == "measured"
-    assert "no more, since beyond 16 streams nothing was measured" in said(answer).replace("\n  ", " ")
+    assert said(answer).startswith(f"Run {answer.answers[0].n} at once on nvme (the most measured): 60 caches in ")
+    assert "Not more, since beyond the 16 streams that were measured nothing is known" in " ".join(text_lines(answer))
     assert 14 <= answer.answers[0].n <= 18
 
 
@@ -171,10 +163,8 @@ def test_with_one_job_the_slowest_burst_is_no_slower_than_a_burst_alone() -> Non
 
 def test_twice_the_storage_does_not_make_one_stream_faster() -> None:
     one = CACHES | {"jobs": 1}
-    twice = next(each for each in planned(NAS, one).alternatives if each.change == "twice the storage")
-    assert twice.faster == pytest.approx(1, abs=0.01)
-    many = next(each for each in planned(NAS, CACHES).alternatives if each.change == "twice the storage")
-    assert many.faster == pytest.approx(2, rel=0.05)
+    assert row_of(planned(NAS, one), "twice the storage").faster == pytest.approx(1, abs=0.01)
+    assert row_of(planned(NAS, CACHES), "twice the storage").faster == pytest.approx(2, rel=0.05)
 
 
 def test_isolated_classes_have_a_number_and_a_limit_each() -> None:
@@ -184,24 +174,24 @@ def test_isolated_classes_have_a_number_and_a_limit_each() -> None:
     ]  # fmt: skip
     alone = planned(NVME, LOADS).answers[0]
     assert both.answers[1].n == alone.n
-    assert any(each.change == "all on one storage" for each in both.alternatives)
-    assert any(each.change == "caches alone" for each in planned(NVME, CACHES, LOADS).alternatives)
+    # Together the two take as long as their bytes: 1.6 TB / 2.72 GB/s + 9.02 TB / 5.53 GB/s = 37 min; alone the caches 10.5.
+    assert row_of(planned(NVME, CACHES, LOADS), "caches alone").batch_s == pytest.approx(10.5 * MINUTE, rel=0.1)
+    assert row_of(both, "all on one storage").faster < 0.7
 
 
 def test_only_generations_are_held_to_the_stall_window() -> None:
     trainers = TRAINING | {"think_s": "10m"}
-    assert planned(NVME, trainers, max_jobs=4).answers[0].feasible
-    slow = planned(NVME, CACHES | {"think_s": "10m"}).answers[0]
-    assert not slow.feasible
-    assert slow.why.startswith("at 1, 1 in 100 silences is longer than 1")
+    assert planned(NVME, trainers).answers[0].feasible
+    slow = planned(NVME, CACHES | {"think_s": "10m"})
+    assert not slow.answers[0].feasible
+    assert said(slow).startswith("Not even 1 at once on nvme: it would look stalled.\n")
 
 
 def test_silences_that_reach_the_window_cap_the_number() -> None:
     # A silence is the pause of up to 15 s and the burst after it: at 10 jobs a burst takes 29 s, at 8 it takes 22 s.
     answer = planned(NAS, CACHES, stall_window_s="40s").answers[0]
     assert answer.reason == "stall"
-    assert answer.row.classes[0].silence_p99_s <= 40
-    assert "and the watch stops a generation after 40 s" in answer.why
+    assert 35 <= answer.row.classes[0].silence_p99_s <= 40
 
 
 def test_a_port_of_the_storage_is_one_ceiling_for_all_hosts() -> None:
@@ -217,10 +207,6 @@ def test_small_operations_hold_a_chassis_below_its_bytes() -> None:
     (answer,) = planned(CHASSIS, jobs).answers
     assert answer.row.held_by == "operations"
     assert answer.row.bytes_per_s == pytest.approx(3.48e9, rel=0.03)
-
-
-def row_of(answer: LimitPlan, change: str) -> Any:
-    return next(each for each in answer.alternatives if each.change == change)
 
 
 def test_small_files_against_one_file_is_one_row() -> None:
@@ -266,47 +252,61 @@ def test_figures_of_a_vendor_run_from_contention_to_the_roofline() -> None:
     assert not planned(NAS, CACHES).measured
 
 
-def test_a_deadline_that_is_missed_is_in_the_first_sentence() -> None:
-    answer = planned(NAS, CACHES | {"deadline_s": "40m"})
-    assert "deadline is missed by 12." in said(answer)
-    assert "deadline" not in said(planned(NAS, CACHES | {"deadline_s": "2h"}))
-
-
 def test_latency_alone_may_be_the_aim() -> None:
     answer = planned(NAS, CACHES, aim="latency").answers[0]
     assert answer.ticks_up_n is not None
     assert answer.n == answer.ticks_up_n - 1
     assert answer.row.classes[0].burst_s <= 1.1 * answer.rows[0].classes[0].burst_s
-    assert "at 4 latency ticks up" in " ".join(said(planned(NAS, CACHES, aim="latency")).split())
+    assert said(planned(NAS, CACHES, aim="latency")).startswith(
+        "Run 3 at once on nas (then latency ticks up): 20 caches in"
+    )
 
 
-@pytest.mark.parametrize(
-    "plan_",
-    [
-        planned(NAS, CACHES, link="10G"), planned(CHASSIS, LOADS, link={"bytes_per_s": "40G", "hosts": 16}),
-        planned(NVME, CACHES, TRAINING | {"running": 4}), planned(NVME, CACHES, LOADS, isolated=True),
-        planned(NAS, CACHES | {"jobs": None}), planned(NAS, CACHES | {"think_s": 0}),
-    ],
-)  # fmt: skip
-def test_the_answer_fits_a_terminal_and_its_numbers_have_three_digits(plan_: LimitPlan) -> None:
+LONG = "a name that nobody can remember, with seventy characters or even more"
+ODD: list[tuple[Any, ...]] = [
+    (NAS, CACHES | {"jobs": None}), (NAS, CACHES | {"think_s": 0}), (NAS, CACHES | {"jobs": 1}),
+    (NAS, CACHES, {"aim": "latency"}), (NAS, CACHES, {"stall_window_s": "40s"}), (NAS, CACHES, {"stall_window_s": "5s"}),
+    (NVME, CACHES, TRAINING | {"running": 4}), (NVME, CACHES, LOADS, {"isolated": True}),
+    (CHASSIS, LOADS, {"link": {"bytes_per_s": "40G", "hosts": 16}}),
+    (NVME | {"name": LONG}, CACHES | {"name": LONG, "burst_bytes": "3.33GB"}, LOADS | {"name": LONG.upper()}, {"link": "10G"}),
+    (NVME, *(CACHES | {"name": f"caches of kind {i}", "jobs": 2} for i in range(6)), {"link": "10G"}),
+    (NVME | {"write": measured(0.5, 1, 2, 4, 8)}, CACHES | {"think_s": "500ms", "jobs": 999_999}),
+    (NVME | {"small_file_s": "4ms"}, CACHES | {"compression": {"ratio": 2, "bytes_per_s": "900MB/s"}}, {"link": "10G"}),
+    (CHASSIS, TRAINING | {"burst_bytes": 1, "think_s": "9h"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", ODD)
+def test_an_answer_has_six_lines_of_a_terminal_and_numbers_of_three_digits(given: tuple[Any, ...]) -> None:
+    classes, policy = [each for each in given[1:] if "name" in each], given[-1] if "name" not in given[-1] else {}
+    plan_ = planned(given[0], *classes, **policy)
     lines = list(text_lines(plan_))
     assert max(map(len, lines)) <= 80
     for answer in plan_.answers:
-        assert len(list(answer_lines(plan_, answer))) <= 9
+        shown = answer_lines(plan_, answer)
+        assert len(shown) <= 6
+        assert shown[0].startswith(("Run ", "Not even 1 "))
+        assert shown[0].endswith(".")
+        assert shown[-1].startswith("By hand: ")
+        assert shown[-1].endswith((" jobs.", " fill it."))
+        assert given[0].get("name") == LONG or not any("…" in line for line in shown)
     for number in re.findall(r"(?<![\w.])[0-9][0-9.]*", "\n".join(lines)):
         assert len(number.rstrip(".").replace(".", "").strip("0") or "0") <= 3, number
-    assert said(plan_).startswith(("Run ", "Not even"))
-    assert "By hand: " in said(plan_)
 
 
-def test_sizes_are_said_in_the_units_that_were_written() -> None:
-    text = "\n".join(text_lines(planned(NAS, CACHES)))
-    assert "GB" in text
-    assert "iB" not in text
-    given = PlanInput.model_validate({"storage": NAS, "workloads": [CACHES], "binary": True})
-    text = "\n".join(text_lines(plan(given)))
-    assert "GiB" in text
-    assert not re.search(r"\d [MG]B", text.replace("files of 1 MB", ""))
+@pytest.mark.parametrize(
+    ("burst", "free", "unit"),
+    [("2GB", None, "GB"), ("2GB", "3TiB", "GB"), ("2GiB", "3TB", "GiB"), (2 * 10**9, "3TiB", "GiB")],
+)
+def test_sizes_are_said_in_the_units_that_bursts_are_written_in(burst: Any, free: Any, unit: str) -> None:
+    storage = {"name": "nas", "write": {"one_bytes_per_s": 2.5e8, "all_bytes_per_s": 6e8}, "free_bytes": free}
+    text = "\n".join(text_lines(planned(storage, CACHES | {"burst_bytes": burst})))
+    assert set(re.findall(r"[0-9] ([KMGTkm]i?B)", text.replace("files of 1 MB", ""))) <= {
+        unit,
+        unit.replace("G", "M"),
+        unit.replace("G", "T"),
+    }
+    assert f" {unit} takes " in text
 
 
 def test_a_slower_link_is_never_told_to_be_faster() -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefect_cachewatch.capacity import PlanInput
+from prefect_cachewatch.capacity import PlanInput, WorkloadClass
 from prefect_cachewatch.capacity.chain import steady
 from prefect_cachewatch.capacity.inputs import ServiceCurve
 from prefect_cachewatch.capacity.law import burst_seconds, curve_bytes_per_s, whole_burst_s
-from prefect_cachewatch.capacity.simulation import Load, simulate
+from prefect_cachewatch.capacity.simulation import simulate
 
 
 def inputs(storage: dict[str, object], link: object = None, **job: object) -> PlanInput:
@@ -115,51 +114,48 @@ def test_more_load_never_waits_less(steps: list[float], think_s: float, jobs: in
     assert all(after >= before * (1 - 1e-9) for before, after in itertools.pairwise(waits))
 
 
-@pytest.mark.parametrize("limit", [1, 3, 6, 12])
-@pytest.mark.parametrize("cv", [0.0, 1.0])
+def job(think_s: float, **changes: object) -> WorkloadClass:
+    return WorkloadClass.model_validate({"name": "a", "burst_bytes": 1000, "think_s": think_s} | changes)
+
+
+@pytest.mark.parametrize(("limit", "cv"), [(1, 0.0), (3, 1.0), (6, 0.0), (12, 1.0)])
 def test_the_simulation_has_the_means_of_the_chain_whatever_the_sizes(limit: int, cv: float) -> None:
     one_burst_s = [max(4.0, 1.0 * n) for n in range(1, 20)]
-    found = simulate([Load(one_burst_s, 10.0, burst_cv=cv)], limit, bursts=20_000)
+    found = simulate([job(10, burst_cv=cv)], [one_burst_s], limit, bursts=10_000)
     exact = steady(one_burst_s, 10.0, limit)
     (mine,) = found.classes
     assert mine.burst_s == pytest.approx(exact.burst_s, rel=0.08)
-    assert mine.bursts_per_s == pytest.approx(exact.bursts_per_s, rel=0.03)
+    assert mine.bytes_per_s == pytest.approx(1000 * exact.bursts_per_s, rel=0.03)
     assert found.streams == pytest.approx(exact.streams, rel=0.08)
 
 
-def test_a_batch_is_as_long_as_its_rounds() -> None:
-    # 12 jobs of 200 bursts, 4 at once, nobody waits: three rounds of 200 x (5 + 2) s.
-    found = simulate([Load([2.0] * 12, 5.0, bursts=200, jobs=12)], 4)
-    assert found.wall_s == pytest.approx(4200, rel=0.03)
-    assert found.streams_p99 <= 4
-
-
-def test_a_large_batch_is_scaled_and_not_simulated_whole() -> None:
-    # 10,000 jobs of 1,000 bursts at 1 burst a second together: 10 million seconds.
-    found = simulate([Load([1.0 * n for n in range(1, 60)], 5.0, bursts=1000, jobs=10_000)], 50, bursts=3000)
-    assert found.wall_s == pytest.approx(1e7, rel=0.05)
+@pytest.mark.parametrize(
+    ("job_", "step_s", "limit", "bursts", "seconds"),
+    [
+        # 12 jobs of 200 bursts, 4 at once, nobody waits: three rounds of 200 x (5 + 2) s.
+        (job(5, bursts_per_job=200, jobs=12), 0.0, 4, 5000, 4200),
+        # 10,000 jobs of 1,000 bursts at 1 burst a second together: 10 million seconds, and not simulated whole.
+        (job(5, bursts_per_job=1000, jobs=10_000), 1.0, 50, 3000, 1e7),
+    ],
+)
+def test_a_batch_is_as_long_as_its_rounds_or_its_bytes(
+    job_: WorkloadClass, step_s: float, limit: int, bursts: int, seconds: float
+) -> None:
+    times = [[step_s * n or 2.0 for n in range(1, limit + 1)]]
+    (found,) = simulate([job_], times, limit, bursts).classes
+    assert found.batch_s == pytest.approx(seconds, rel=0.05)
+    assert simulate([job_], times, limit, bursts).classes == (found,)
 
 
 def test_what_always_runs_does_not_end_the_batch_early() -> None:
     # The class beside makes 100 bursts for each of the batch's: the batch goes on at its rate.
-    beside = Load([0.01] * 5, 0.09, running=2)
-    found = simulate([Load([1.0] * 5, 9.0, bursts=50, jobs=4), beside], 2, bursts=1000)
-    assert found.classes[0].end_s == pytest.approx(1000, rel=0.1)
-    assert found.wall_s >= found.classes[0].end_s
+    jobs = [job(9, bursts_per_job=50, jobs=4), job(0.09, name="b", running=2)]
+    found = simulate(jobs, [[1.0] * 5, [0.01] * 5], 2, bursts=1000)
+    assert found.classes[0].batch_s == pytest.approx(1000, rel=0.1)
 
 
-def test_the_same_seed_gives_the_same_answer() -> None:
-    load = Load([2.0 * n for n in range(1, 9)], 5.0, bursts=20, jobs=9, burst_cv=0.5)
-    assert simulate([load], 4, seed=3) == simulate([load], 4, seed=3)
-    assert simulate([load], 4, seed=3) != simulate([load], 4, seed=4)
-
-
-def test_silence_is_the_pause_and_the_burst_until_its_first_file_is_whole() -> None:
-    whole, split, moving = (
-        simulate([Load([4.0] * 3, 10.0, bursts=200, jobs=2, files=files, appears_while_moving=moving)], 2).classes[0]
-        for files, moving in ((1, False), (4, False), (1, True))
-    )
-    assert 18.5 <= whole.silence_p99_s <= 19
-    assert 15.5 <= split.silence_p99_s <= 16
-    assert 14.5 <= moving.silence_p99_s <= 15
-    assert math.isclose(whole.burst_p99_s, 4.0)
+@pytest.mark.parametrize(("files", "low", "high"), [(1, 18.5, 19), (4, 15.5, 16)])
+def test_silence_is_the_pause_and_the_burst_until_its_first_file_is_whole(files: int, low: float, high: float) -> None:
+    (found,) = simulate([job(10, bursts_per_job=200, jobs=2, files_per_burst=files)], [[4.0] * 3], 2).classes
+    assert low <= found.silence_p99_s <= high
+    assert found.burst_p99_s == 4.0

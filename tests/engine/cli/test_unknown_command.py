@@ -30,7 +30,7 @@ def test_it_is_answered_with_the_nearest_name(capsys, argv, sentence):
         (["exec", "--cache-dir", "--poll", "1s"], "Option '--cache-dir' requires an argument, and '--poll' follows it (see cachewatch exec --help)"),
         (["generate", "-q", "--log", "--", "true"], "Option '--log' requires an argument, and '--' follows it (see cachewatch generate --help)"),
         (["exec", "--on-stall"], "Option '--on-stall' requires an argument (see cachewatch exec --help)"),
-        (["probe", "/x", "--repetitions"], "Option '--repetitions' requires an argument (see cachewatch probe --help)"),
+        (["probe", "/x", "--size"], "Option '--size' requires an argument (see cachewatch probe --help)"),
         (["automations", "apply", "--notify"], "Option '--notify' requires an argument (see cachewatch automations apply --help)"),
         (["store", "verify", "/s", "llama", "--against"], "Option '--against' requires an argument (see cachewatch store verify --help)"),
         (["fleet"], "Missing argument 'JOBS.yaml'. (see cachewatch fleet --help)"),

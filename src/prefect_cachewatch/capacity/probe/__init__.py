@@ -1,4 +1,4 @@
-"""Measures a storage: `target` says whether it may, `direct` measures, `measure` repeats, `checks` doubts, `profile` keeps.
+"""Measures a storage: `direct` moves bytes, `measure` says whether it may and repeats, `rates` doubts and makes the profile.
 
 `fio` reads what a person's own runs of fio measured.
 """

@@ -1,73 +1,53 @@
 """Measure a storage: fresh writes, reads, random reads and small files with 1, 2, 4, ... streams.
 
-It slows other users of the storage, so it runs only when asked, within caps of size, time and free space, and inside one
-directory that is removed however the probe ends.
+It slows other users of the storage, so it runs only when asked, within caps of size and time, and inside one directory
+that is removed however the probe ends.
 """
 
 from __future__ import annotations
 
-import datetime
+import os
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from prefect_cachewatch.capacity.probe.checks import PHASE_NAMES, Level, Phase, Sample, doubts, levels_of
+from prefect_cachewatch.capacity.inputs import StorageProfile
 from prefect_cachewatch.capacity.probe.direct import BLOCK_BYTES, Bench
-from prefect_cachewatch.capacity.probe.target import (
-    ProbeTarget,
-    inspect_target,
-    leftovers,
-    opens_direct,
-    scratch_directory,
-    size_budget,
-    write_refused,
-)
-from prefect_cachewatch.capacity.units import say_bytes
+from prefect_cachewatch.capacity.probe.rates import KINDS, Rates, profile_of
+from prefect_cachewatch.capacity.units import say_bytes, say_time
+from prefect_cachewatch.common.mounts import is_network_type, mount_of, read_mounts
+from prefect_cachewatch.common.removal import look_path, remove_path
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.units import NUMBER_PATTERN, format_duration
 from prefect_cachewatch.config import InputModel
-from prefect_cachewatch.config.quantities import Duration, Quantity, Size
+from prefect_cachewatch.config.quantities import Duration, Size
 from prefect_cachewatch.errors import InputError
 
-_PHASES: tuple[Phase, ...] = ("write", "read", "random_read", "files")
+_SCRATCH = ".cachewatch-probe-"
+_MEMORY = ("ramfs", "tmpfs")
+_LEAST_BYTES = 16 * 2**20
+_REPETITIONS = 3
 _SHORTEST_S = 0.1
-_LAY_OUT_S = 10.0
-
-
-def _parse_share(text: str) -> float:
-    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
-    try:
-        share = float(number) / (100 if percent else 1)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share < 1:
-        raise ValueError(f"{text[:40]!r} is not a share: write it like 5% or 0.05")
-    return share
-
-
-_SHARE = Quantity("share", _parse_share, rf"^\s*{NUMBER_PATTERN}%?\s*$")
 
 
 class ProbeSettings(InputModel):
-    """The limits of a probe: streams, bytes, time and the space that it leaves free."""
+    """The limits of a probe: streams, bytes and time."""
 
     max_concurrency: int = Field(
         default=16, ge=1, le=256, description="The most streams; measured at 1, 2, 4, ... of them."
     )
     size_bytes: Size = Field(
-        default=2**30, ge=16 * 2**20, le=10**15, description="The most bytes it has on the storage at once."
-    )
+        default=2**30, ge=_LEAST_BYTES, le=10**15,
+        description="The most bytes it has on the storage at once; never over half of what is free.",
+    )  # fmt: skip
     time_s: Duration = Field(
         default=120, ge=1, le=86400, description="The longest it measures; what it has then is kept."
-    )
-    repetitions: int = Field(default=3, ge=3, le=50, description="Runs at each number of streams; medians are kept.")
-    keep_free: Annotated[float, _SHARE] = Field(
-        default=0.05, ge=0, lt=1, description="Share of the file system that stays free whatever the size says."
     )
     network_ok: bool = Field(
         default=False, description="Probe a network file system too, which slows everyone who uses it meanwhile."
@@ -75,64 +55,66 @@ class ProbeSettings(InputModel):
 
 
 @dataclass(frozen=True)
-class ProbeReport:
-    """The measurements of a probe; `stopped` says why it ended early."""
+class ProbeTarget:
+    """A directory that may be probed, its file system, and how many bytes the probe may have there."""
 
-    target: ProbeTarget
-    direct: bool
+    path: Path
+    filesystem: str
+    free_bytes: int
     size_bytes: int
-    started: datetime.datetime
-    elapsed_s: float
-    levels: tuple[Level, ...]
-    notes: tuple[str, ...]
-    stopped: str = ""
-    cause: Literal["", "time", "interrupted", "storage"] = ""
-
-    def curve(self, phase: Phase) -> list[Level]:
-        """The levels of one phase, by streams."""
-        return sorted((level for level in self.levels if level.phase == phase), key=lambda level: level.n)
 
 
-def streams_up_to(most: int) -> list[int]:
-    """List the numbers of streams that a probe measures: powers of two, then the most.
+@dataclass(frozen=True)
+class ProbeReport:
+    """The profile, None if nothing was measured; `stopped` says why the probe ended early."""
 
-    Example:
-        >>> streams_up_to(12)
-        [1, 2, 4, 8, 12]
-    """
-    return [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
+    profile: StorageProfile | None
+    stopped: str
+    cause: Literal["", "time", "interrupted", "storage"]
 
 
 def check_probe(directory: Path, settings: ProbeSettings) -> ProbeTarget:
     """Check that a probe may run, before anything is written.
 
     Args:
-        directory: an existing directory of the user's own on the storage.
+        directory: an existing directory on the storage.
         settings: caps and choices.
 
     Returns:
         What the kernel says of the directory.
 
     Raises:
-        InputError: if the directory must not or cannot be probed.
+        InputError: it is no directory, is on a network file system, or has too little space.
     """
-    target = inspect_target(directory)
-    if target.is_network and not settings.network_ok:
+    shown = for_terminal(str(directory))
+    try:
+        path = directory.resolve(strict=True)
+        status = os.statvfs(path)
+        os.stat(path / ".")
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{shown} cannot be probed ({reason}): name a directory on the storage in question") from None
+    mount = mount_of(str(path), read_mounts())
+    filesystem = mount.type if mount is not None else "unknown"
+    if is_network_type(filesystem) and not settings.network_ok:
         raise InputError(
-            f"{for_terminal(str(target.path))} is on a network file system ({target.filesystem}), and a probe slows "
-            "everyone who uses it: choose a quiet hour and add --network-ok (network_ok in a flow)"
+            f"{shown} is on a network file system ({filesystem}), and a probe slows everyone who uses it: choose a quiet "
+            "hour and add --network-ok (network_ok in a flow)"
         )
-    least = 2 * BLOCK_BYTES * settings.max_concurrency
-    if size_budget(target, settings.size_bytes, settings.keep_free) < least:
+    free, least = status.f_bavail * status.f_frsize, max(_LEAST_BYTES, 2 * BLOCK_BYTES * settings.max_concurrency)
+    size = min(settings.size_bytes, free // 2)
+    if size < least:
         raise InputError(
-            f"{settings.max_concurrency} streams need {say_bytes(least, binary=True)}, and --size and the free space of "
-            f"{for_terminal(str(target.path))} give less: allow more, or fewer with --max-concurrency"
+            f"{settings.max_concurrency} streams need {say_bytes(least, binary=True)} on {shown}, and may have "
+            f"{say_bytes(size, binary=True)}, half of what is free or --size: make room, allow more, or fewer with "
+            "--max-concurrency"
         )
-    return target
+    return ProbeTarget(path, filesystem, free, size)
 
 
 def run_probe(
     target: ProbeTarget,
+    name: str,
     settings: ProbeSettings,
     stop: Event | None = None,
     say: Callable[[str], None] = lambda text: None,
@@ -140,62 +122,103 @@ def run_probe(
     """Measure the storage under a directory.
 
     Args:
-        target: the directory, from `check_probe`.
+        target: a directory that may be probed.
+        name: what the storage is called, in plans and as a concurrency limit.
         settings: caps and choices.
-        stop: set it (from a signal handler, another thread) to end early and keep what was measured.
-        say: told what comes next, once for each phase and number of streams.
+        stop: set from another thread or a signal handler, it ends the probe after the request under way.
+        say: told, before each phase, what is measured.
 
     Returns:
-        All levels, the doubts about them, and why it ended early if it did.
+        What was measured, also when time, a signal or the storage ended it early.
 
     Raises:
-        InputError: if the storage refused before anything was measured.
+        InputError: not even the first phase could be measured: full, read-only, no permission.
     """
-    stop = stop or Event()
-    notes = [
-        f"an earlier probe left {path} behind: delete it if no probe runs there now" for path in leftovers(target.path)
+    rates: Rates = {}
+    stop, begin_s = stop or Event(), time.monotonic()
+    notes = [f"{target.filesystem} is memory: these are figures of RAM, not of a storage"] * (
+        target.filesystem in _MEMORY
+    )
+    notes += [
+        f"an earlier probe left {for_terminal(str(left))} behind: delete it if no probe runs there now"
+        for left in sorted(target.path.glob(f"{_SCRATCH}*"))
     ]
-    size_bytes = size_budget(target, settings.size_bytes, settings.keep_free)
-    # Half of the space is for the files to read, which are kept; half for fresh ones, which are deleted.
-    kept_bytes = _whole_blocks(size_bytes // 2 // settings.max_concurrency)
-    every: list[tuple[int, Phase]] = [(n, phase) for n in streams_up_to(settings.max_concurrency) for phase in _PHASES]
-    share_s = max(_SHORTEST_S, settings.time_s / len(every) / settings.repetitions)
-    samples: list[Sample] = []
-    stopped, cause, direct = "", "", True
-    started, begin_s = datetime.datetime.now(datetime.UTC), time.monotonic()
-    with scratch_directory(target, notes.append) as scratch:
+    with _scratch_directory(target, notes.append) as scratch:
+        bench = Bench(scratch, stop)
         try:
-            direct = opens_direct(scratch)
-            bench = Bench(scratch, direct=direct, stop=stop)
-            for number, (n, phase) in enumerate(every):
-                say(f"{number + 1} of {len(every)}: {PHASE_NAMES[phase]}, n = {n}")
-                left_s = settings.time_s - (time.monotonic() - begin_s)
-                if phase == "read" and not bench.lay_out(n, kept_bytes, max(left_s, _LAY_OUT_S)):
-                    stopped, cause = "the storage was too slow to lay out files within the time", "time"
-                fresh_bytes = _whole_blocks(size_bytes // 2 // n)
-                for _ in range(settings.repetitions):
-                    if stopped or stop.is_set():
-                        break
-                    if time.monotonic() - begin_s >= settings.time_s:
-                        limit = format_duration(settings.time_s)
-                        stopped, cause = f"the time of {limit} was up at n = {n}: allow more with --time", "time"
-                        break
-                    sample = bench.run(phase, n, fresh_bytes if phase == "write" else kept_bytes, share_s)
-                    samples += [sample] if sample is not None else []
-                if stop.is_set():
-                    stopped, cause = "it was interrupted", "interrupted"
-                if stopped:
-                    break
+            stopped, cause = _measure(bench, target, settings, rates, say)
         except OSError as error:
-            refusal = write_refused(error, target.path)
-            if not samples:
+            refusal = _refused(error, target.path)
+            if not rates:
                 raise refusal from None
             stopped, cause = refusal.message, "storage"
-    levels = levels_of(samples)
-    notes = [*doubts(levels, target.filesystem, direct=direct, memory=target.is_memory), *notes]
-    elapsed_s = time.monotonic() - begin_s
-    return ProbeReport(target, direct, size_bytes, started, elapsed_s, levels, tuple(notes), stopped, cause)  # type: ignore[arg-type]
+    if not bench.direct:
+        notes.append(
+            f"{target.filesystem} does not open files with O_DIRECT: reads may come from this machine's page cache; trust "
+            "the writes (they end with fsync), not the reads"
+        )
+    if stopped:
+        notes.insert(0, f"partial: {stopped}")
+    source = (
+        f"cachewatch probe, {target.filesystem}, through {'O_DIRECT' if bench.direct else 'the page cache'}, "
+        f"{say_bytes(target.size_bytes, binary=True)} at once, in {say_time(time.monotonic() - begin_s)}"
+    )
+    profile = profile_of(name, source, rates, notes, free_bytes=target.free_bytes) if rates else None
+    return ProbeReport(profile, stopped, cause)
 
 
-def _whole_blocks(size_bytes: int) -> int:
-    return max(BLOCK_BYTES, size_bytes // BLOCK_BYTES * BLOCK_BYTES)
+def _measure(
+    bench: Bench, target: ProbeTarget, settings: ProbeSettings, rates: Rates, say: Callable[[str], None]
+) -> tuple[str, Literal["", "time", "interrupted"]]:
+    """Measure each kind of access with each number of streams; return why it ended early."""
+    levels = [(n, kind) for n in _streams_up_to(settings.max_concurrency) for kind in KINDS]
+    end_s, left = time.monotonic() + settings.time_s, len(levels) * _REPETITIONS
+    for number, (n, kind) in enumerate(levels, start=1):
+        say(f"{number} of {len(levels)}: {KINDS[kind]}, n = {n}")
+        size = target.size_bytes // n // BLOCK_BYTES * BLOCK_BYTES
+        for _ in range(_REPETITIONS):
+            if (left_s := end_s - time.monotonic()) <= 0:
+                return f"the time of {say_time(settings.time_s)} was up at n = {n}: allow more with --time", "time"
+            # An even share of the time that is left; some of it is for fsync, threads and removal.
+            share_s, left = max(_SHORTEST_S, 0.8 * left_s / left), left - 1
+            rate = bench.run(kind, n, size, share_s)
+            if bench.stop.is_set():
+                return "it was interrupted", "interrupted"
+            rates.setdefault(kind, {}).setdefault(n, []).append(rate)
+    return "", ""
+
+
+def _streams_up_to(most: int) -> list[int]:
+    """Powers of two, then the most."""
+    return [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
+
+
+@contextmanager
+def _scratch_directory(target: ProbeTarget, warn: Callable[[str], None]) -> Iterator[Path]:
+    """Make the probe's own directory inside the target, and remove it with all it holds."""
+    try:
+        scratch = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-", dir=target.path))
+        made = look_path(scratch)
+    except OSError as error:
+        raise _refused(error, target.path) from None
+    try:
+        yield scratch
+    finally:
+        # On NFS a file that is still open is renamed to .nfs* and goes with its last descriptor, so a directory can be
+        # non-empty for a moment.
+        for _ in range(20):
+            remove_path(scratch, made)
+            if not scratch.exists():
+                break
+            time.sleep(0.1)
+        else:
+            warn(f"the probe's own directory could not be removed: delete {for_terminal(str(scratch))} by hand")
+
+
+def _refused(error: OSError, path: Path) -> InputError:
+    """Put an error of the operating system while writing into one sentence."""
+    shown = for_terminal(str(path))
+    reason = error.strerror or type(error).__name__
+    return InputError(
+        f"{shown} cannot be written to ({reason}): make room there, or name a directory that you may write to"
+    )
