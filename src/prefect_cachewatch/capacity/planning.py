@@ -189,14 +189,14 @@ class _Search:
 
     def _broken(self, n: int) -> Reason | None:
         """The rule that a number breaks; then larger ones break it too."""
-        row, policy, tick = self.row(n), self.inputs.policy, self.ticks_up_n
+        row, policy = self.row(n), self.inputs.policy
         if self.measured is not None and not self.beyond and row.streams_p99 > self.measured:
             return "measured"
         for workload, mine in zip(self.workloads, row.classes, strict=True):
             watched = workload.kind == "generation" and workload.running is None
             if watched and mine.silence_p99_s > policy.stall_window_s:
                 return "stall"
-        return "latency" if policy.aim == "latency" and tick is not None and n >= tick else None
+        return "latency" if policy.aim == "latency" and n >= (self.ticks_up_n or n + 1) else None
 
     def number(self) -> tuple[int, Reason]:
         """The number and what binds it; 0 where the rules do not admit even one job."""

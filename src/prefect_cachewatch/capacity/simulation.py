@@ -74,7 +74,7 @@ class _Run:
         fewer = min(1.0, bursts / (shorter or bursts))
         self.wanted = [max(min(n, 4 * limit), round(n * fewer)) for n in (job.jobs or 0 for job in self.jobs)]
         self.endless = not any(asked)
-        self.most = bursts * (2 if self.endless else 8)  # bursts of what always runs may be many more than the batch's
+        self.most = bursts * (1 if self.endless else 8)  # bursts of what always runs may be many more than the batch's
         # The jobs that wait, in turn, as they come from several users.
         turns = sorted(((i + 0.5) / n, c) for c, n in enumerate(self.wanted) for i in range(n))
         if self.endless:
