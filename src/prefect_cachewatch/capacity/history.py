@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from prefect_cachewatch.errors import InputError
@@ -70,9 +70,6 @@ class RunRecord:
         )
 
 
-_RECORD = TypeAdapter(RunRecord)
-
-
 def run_record_json(record: RunRecord) -> str:
     """Write a record as the JSON text that a generation stores in its artifact.
 
@@ -113,7 +110,8 @@ def read_run_record(data: Any) -> RunRecord | None:
     if not isinstance(data, dict) or not isinstance(data.get("cachewatch_run_record"), int):
         return None
     try:
-        record = _RECORD.validate_python(data)
+        known = {field.name for field in dataclasses.fields(RunRecord)}
+        record = RunRecord(**{name: value for name, value in data.items() if name in known})
     except (ValidationError, RecursionError):
         return None
     return None if record.ended_s is not None and record.ended_s < record.started_s else record
