@@ -133,7 +133,7 @@ def say_bytes(size_bytes: float, binary: bool = False) -> str:
                 if size_bytes < 999.5 * size
                 else f"{say_number(size_bytes / size)} {name}"
             )
-    return f"{size_bytes:.3g} bytes"
+    return f"{size_bytes:.3g} byte{'s' * (size_bytes != 1)}"
 
 
 def say_time(seconds: float) -> str:
@@ -146,7 +146,7 @@ def say_time(seconds: float) -> str:
     if seconds == 0:
         return "0 s"
     if seconds < 0.0995:
-        return f"{seconds * 1e3:.2g} ms" if seconds >= 1e-4 else "under 0.1 ms"
+        return f"{seconds * 1e3:.2g} ms" if seconds >= 1e-4 else "<0.1 ms"
     if seconds < 0.9995:
         return f"{seconds * 1e3:.0f} ms"
     if seconds < 119.5:

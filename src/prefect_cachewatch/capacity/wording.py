@@ -21,7 +21,7 @@ _INSTEAD = ("if instead", "at once", "result", "held by")
 # What keeps a number from being larger: in the first line, and why.
 _RULES = {
     "measured": ("the most measured", "beyond the {streams} streams that were measured nothing is known"),
-    "stall": ("more look stalled", "1 in 100 silences of more would be longer than the stall window"),
+    "stall": ("more look stalled", "1 in 100 silences would be longer than the stall window"),
     "latency": ("then latency ticks up", "policy.aim is latency"),
     "looked": ("the most looked at", "a plan looks at no more"),
 }
@@ -149,15 +149,13 @@ def _zones(plan: LimitPlan, answer: Answer) -> list[str]:
         zones.append((_span(1, calm), [f"no waiting: {burst} takes {alone}, as alone" for burst in bursts]))
     if tick is not None and (full is None or tick < full):
         end = last if full is None else full - 1
-        words = f"shared: {say_time(answer.at(end).classes[0].burst_s)} at {end}"
+        shared = f"shared: {say_time(answer.at(end).classes[0].burst_s)} at {end}"
         gain = "the batch still gets faster" if answer.row.batch_s is not None else "more is still moved"
-        zones.append((_span(tick, end), [f"{words}; {gain}", words]))
-    if full is None:
-        whole = last == sum(n or 0 for n in answer.jobs)
-        zones.append((str(last), ["the whole batch at once" if whole else "the most that was looked at"]))
-    elif (row := answer.at(full)).held_by in ("computing", "one stream"):
+        zones.append((_span(tick, end), [f"{shared}; {gain}", shared]))
+    row = answer.at(full or last)
+    if full is not None and row.held_by in ("computing", "one stream"):
         zones.append((f"{full}+", ["no faster: the jobs come out even with fewer rounds"]))
-    else:
+    elif full is not None:
         held = f"full ({say_bytes(row.bytes_per_s, plan.binary)}/s, {row.held_by})"
         zones.append((f"{full}+", [f"{held}: more jobs only wait longer", f"{held}: more only wait"]))
     width, lines = max(len(span) for span, _ in zones), []

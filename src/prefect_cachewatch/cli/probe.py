@@ -63,7 +63,11 @@ def command(
         settings = _SETTINGS.build(options)
         target = check_probe(directory, settings)
         _check(output)
-        say = (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr, flush=True))
+
+        def say(text: str) -> None:
+            if not quiet:
+                print(text, file=sys.stderr, flush=True)
+
         say(
             textwrap.fill(
                 f"Probing {for_terminal(str(target.path))}: writes up to {say_bytes(target.size_bytes, binary=True)} at "

@@ -34,6 +34,7 @@ _MEMORY = ("ramfs", "tmpfs")
 _LEAST_BYTES = 16 * 2**20
 _REPETITIONS = 3
 _SHORTEST_S = 0.1
+_Cause = Literal["", "time", "interrupted", "storage"]
 
 
 class ProbeSettings(InputModel):
@@ -70,7 +71,7 @@ class ProbeReport:
 
     profile: StorageProfile | None
     stopped: str
-    cause: Literal["", "time", "interrupted", "storage"]
+    cause: _Cause
 
 
 def check_probe(directory: Path, settings: ProbeSettings) -> ProbeTarget:
@@ -145,6 +146,7 @@ def run_probe(
     ]
     with _scratch_directory(target, notes.append) as scratch:
         bench = Bench(scratch, stop)
+        cause: _Cause
         try:
             stopped, cause = _measure(bench, target, settings, rates, say)
         except OSError as error:
@@ -169,7 +171,7 @@ def run_probe(
 
 def _measure(
     bench: Bench, target: ProbeTarget, settings: ProbeSettings, rates: Rates, say: Callable[[str], None]
-) -> tuple[str, Literal["", "time", "interrupted"]]:
+) -> tuple[str, _Cause]:
     """Measure each kind of access with each number of streams; return why it ended early."""
     levels = [(n, kind) for n in _streams_up_to(settings.max_concurrency) for kind in KINDS]
     end_s, left = time.monotonic() + settings.time_s, len(levels) * _REPETITIONS

@@ -42,7 +42,7 @@ def profile_of(name: str, source: str, rates: Rates, notes: Sequence[str], **mor
     Raises:
         InputError: nothing was measured, or not with one stream.
     """
-    curves = {kind: _curve(kind, by_n) for kind, by_n in rates.items() if kind != "files"}
+    curves: dict[str, Any] = {kind: _curve(kind, by_n) for kind, by_n in rates.items() if kind != "files"}
     if not curves:
         raise InputError(f"nothing was measured for {for_terminal(name)}: {' '.join(notes) or 'allow more time'}")
     if files := rates.get("files"):
