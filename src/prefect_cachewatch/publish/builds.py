@@ -28,6 +28,7 @@ PIN = "pin"
 # Names the builds that were begun and not finished. The contents of such a build prove nothing: a generator wrote all
 # of it.
 UNFINISHED = ".unfinished.json"
+QUARANTINE_RECORD = "quarantine.json"
 # 100,000 files with long names take some 30 MB.
 _MAX_MANIFEST_BYTES = 1 << 30
 
@@ -227,8 +228,10 @@ def quarantined_builds(folder: CacheFolder) -> list[str]:
     """List the refused builds, the newest first; entries of other programs are left out."""
     found = []
     for name in _build_names(folder.quarantine_fd):
-        with contextlib.suppress(StoreError):
-            found.append(check_build_id(name))
+        # The record was written before the build was moved here.
+        with contextlib.suppress(StoreError, OSError):
+            os.stat(f"{check_build_id(name)}/{META_DIRECTORY}/{QUARANTINE_RECORD}", dir_fd=folder.quarantine_fd)
+            found.append(name)
     return found
 
 
@@ -244,7 +247,7 @@ def read_unfinished(folder: CacheFolder) -> frozenset[str]:
         folder: the open cache.
 
     Returns:
-        Ids; none if the record is missing or was cut: then a build is judged by its contents alone.
+        Ids; none if the record is missing or was cut: then what has no manifest may be somebody else's, and stays.
     """
     return read_note(folder.fd, UNFINISHED, 1 << 20, _decode_unfinished) or frozenset()
 
@@ -296,6 +299,8 @@ def _describe(folder: CacheFolder, name: str, active: str | None, writing: str |
                         "damaged",
                         "active without a manifest: roll back, or generate again with --force",
                     )
+                elif not unfinished and name != writing:
+                    state, note = "damaged", "has no manifest, and no run of this store began it: move it away"
                 return BuildInfo(name, state, path, note=note)
             manifest = read_own_manifest(folder, name, fd)
             return BuildInfo(

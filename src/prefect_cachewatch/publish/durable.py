@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator
@@ -25,6 +26,8 @@ T = TypeVar("T")
 # Names of this form are half-done work of a process that died; no reader opens them.
 _LEFTOVER = ".cachewatch-new-"
 _TRASH = ".cachewatch-trash-"
+# To the letter, so that nothing of others that is only called alike is removed.
+_OURS = re.compile(r"\.cachewatch-(?:new|trash)-(?:[0-9a-f]{16}|[0-9a-f]{24})")
 
 
 @contextlib.contextmanager
@@ -201,7 +204,7 @@ def remove_leftovers(directory_fd: int) -> int:
 
 def is_leftover(name: str) -> bool:
     """Say whether a name is one of our half-done work."""
-    return name.startswith((_LEFTOVER, _TRASH))
+    return _OURS.fullmatch(name) is not None
 
 
 def entry_exists(directory_fd: int, name: str) -> bool:

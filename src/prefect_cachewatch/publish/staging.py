@@ -19,13 +19,12 @@ from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import NotEnoughSpace
-from prefect_cachewatch.publish.builds import MANIFEST, PIN, UNFINISHED, read_unfinished
+from prefect_cachewatch.publish.builds import MANIFEST, PIN, QUARANTINE_RECORD, UNFINISHED, read_unfinished
 from prefect_cachewatch.publish.durable import entry_exists, is_leftover, sync_directory, write_durably
 from prefect_cachewatch.publish.layout import CacheFolder, open_subdirectory
 from prefect_cachewatch.publish.names import META_DIRECTORY
 
 STAGING_RECORD = ".staging.json"
-QUARANTINE_RECORD = "quarantine.json"
 # Our own files in a published build's directory; a generator that starts from a copy of a build copies them too.
 _COPIED = frozenset({MANIFEST, PIN, QUARANTINE_RECORD})
 

@@ -1,6 +1,6 @@
-"""Reads the current cache in a loop and checks every byte against its manifest, with no code of the store.
+"""Reads the current cache in a loop and checks every byte against its manifest, with no code of the store but a pin.
 
-usage: store_reader.py ROOT NAME plain|pinned
+usage: python -m tests.contract.store_reader ROOT NAME plain|pinned
 Ends at end of input on stdin; prints one JSON object with the number of reads and what was not whole.
 """
 
@@ -36,7 +36,7 @@ def check(directory: str) -> tuple[str, list[str]]:
 
 reads, builds, bad = 0, set(), []
 if HOW == "pinned":
-    from prefect_cachewatch.publish.store import CacheStore
+    from prefect_cachewatch import CacheStore
 
     store = CacheStore(ROOT)
 print("ready", flush=True)
