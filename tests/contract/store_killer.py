@@ -209,6 +209,8 @@ finished = 0
 for step in range(1, 2000, STRIDE):
     if SCENARIO == "resume":
         die_half_way(step)
+    if SCENARIO == "clean up":  # so that each child has as much to remove
+        offer(ROOT, files(step)), offer(ROOT, files(step))
     before = states(ROOT)
     hit, wrong = child(step, 1000 + step)
     problems += [

@@ -24,7 +24,7 @@ from prefect_cachewatch.common.secrets import redact, redact_argv
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.measure.growth_mark import MARK_BYTES, read_mark, write_mark
-from prefect_cachewatch.publish.builds import MANIFEST, PIN, open_build, pin_build
+from prefect_cachewatch.publish.builds import MANIFEST, PIN, QUARANTINE_RECORD, open_build, pin_build
 from prefect_cachewatch.publish.checks import (
     Finding,
     Suspect,
@@ -58,7 +58,6 @@ from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.removed import Removed, find_unreplaced
 from prefect_cachewatch.publish.sets import find_missing
 from prefect_cachewatch.publish.staging import (
-    QUARANTINE_RECORD,
     STAGING_RECORD,
     foreign_meta,
     meta_directory,
