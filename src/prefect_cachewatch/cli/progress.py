@@ -43,7 +43,7 @@ class ProgressLine(View):
         mode: how; default live in a terminal, else plain, and not at all if it is to be quiet.
         quiet: say nothing of a bundle.
         verbose: the default is plain then, since other lines come between.
-        plain_every_s: seconds between two plain lines without news, at least; 0 for a line each measurement.
+        each: show each measurement where it is plain; else one a minute.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class ProgressLine(View):
         mode: Mode | None = None,
         quiet: bool = False,
         verbose: bool = False,
-        plain_every_s: float = _PLAIN_EVERY_S,
+        each: bool = False,
     ) -> None:
         terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not verbose
         self.mode: Mode = mode or ("none" if quiet else "live" if terminal else "plain")
-        self._quiet, self._plain_every_s = quiet, plain_every_s
+        self._quiet, self._each = quiet, each
         self._block: LiveBlock | None = None
         self._lock = threading.Lock()
         self._points: deque[tuple[float, int]] = deque()
@@ -110,7 +110,7 @@ class ProgressLine(View):
     def _is_due(self, watch: Watch, now_s: float) -> bool:
         """Whether it is time for a line and, where the size is known, another tenth of the work is done."""
         tenth = not watch.job.expected_bytes or self._share(watch) - self._last_share >= _TENTH
-        return now_s - self._last_plain_s >= self._plain_every_s and tenth
+        return self._each or (now_s - self._last_plain_s >= _PLAIN_EVERY_S and tenth)
 
     @staticmethod
     def _share(watch: Watch) -> float:

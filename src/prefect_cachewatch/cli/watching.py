@@ -68,8 +68,7 @@ _VERBOSE = verbose_option("Show each measurement as a line.")
 def command(**options: Any) -> int:
     """Watch the cache directories of a running process grow; report a stall, or stop the process on one."""
     attach, stall, stop = _attach_from(options), stall_from(options), stop_from(options)
-    each = {"plain_every_s": 0.0} if options["verbose"] else {}
-    progress = ProgressLine(options["shown"], options["quiet"], options["verbose"], **each)
+    progress = ProgressLine(options["shown"], options["quiet"], options["verbose"], each=options["verbose"])
 
     files = Aside.fork()  # before any thread is started
     run = AttachedRun(
