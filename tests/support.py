@@ -88,13 +88,6 @@ def signal_each(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
             os.kill(pid, number)
 
 
-def ended_pid() -> int:
-    """Return the pid of a process that has ended."""
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    return ended.pid
-
-
 def leave_behind(path: Path, text: str = "") -> Path:
     """Write an old file, as a lock file is that a dead run has left behind."""
     path.parent.mkdir(parents=True, exist_ok=True)

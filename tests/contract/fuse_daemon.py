@@ -1,8 +1,7 @@
 """A FUSE file system in one file, for faults: `fuse_daemon.py MOUNTPOINT MODE` mounts, serves, ends with $SCENARIO_PID.
 
-It has one file, `file`, of 1 MiB. Modes: `hang` answers nothing but INIT; `hang-read` answers
-all but READ; `hang-ioctl` all but IOCTL; `quota` refuses WRITE with EDQUOT; `slow` answers
-everything 0.3 s late.
+It has one file, `file`, of 1 MiB. Modes: `hang-read` answers all but READ; `hang-ioctl` all but
+IOCTL; `quota` refuses WRITE with EDQUOT; any other answers everything.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import os
 import select
 import struct
 import sys
-import time
 
 mount_point, mode = sys.argv[1], sys.argv[2]
 libc = ctypes.CDLL(None, use_errno=True)
@@ -57,10 +55,6 @@ while True:
     if code == 26:  # INIT
         answer(unique, struct.pack("<IIIIHHIIHHI7I", 7, 31, 65536, 0, 16, 12, 65536, 1, 0, 0, 0, *([0] * 7)))
         continue
-    if mode == "hang":
-        continue
-    if mode == "slow":
-        time.sleep(0.3)
     if code == 1:  # LOOKUP
         if request[40:].rstrip(b"\0") == b"file":
             answer(unique, struct.pack("<QQQQII", 2, 0, 60, 60, 0, 0) + attr(2))
