@@ -23,6 +23,11 @@ BAD_USAGE = {
     "log nowhere": (["--log", "/nowhere/log"], "/nowhere/log", "No such file or directory"),
     "log that is a directory": (["--log", "/tmp/"], "/tmp/", "name a file in it"),
     "log in the cache": (["--log", "cache/run.txt"], "run.txt", "put it elsewhere"),
+    "report that is the cache": (["--report", "cache"], "cache", "name a file elsewhere"),
+    "report that would be growth": (["--on-stall", "report", "--report", "cache/r.json"], "r.json", "put it elsewhere"),
+    "record in a directory that is not there": (["--record", "out/"], "out/", "create it first"),
+    "no way to show it": (["--progress", "loud"], "--progress", "'live', 'plain'"),
+    "what counts, not how it is shown": (["--progress", "any"], "--progress-by any"),
     "unknown option": (["--dance"], "--dance", "cachewatch exec --help"),
     "option of generate": (["--attempts", "3"], "--attempts", "cachewatch generate --help-all"),
     "option without its value": (["--log", "--poll", "1s"], "'--log' requires an argument", "--help"),
@@ -53,8 +58,9 @@ def test_bad_usage_is_one_line_and_nothing_runs(place: Place, case: str) -> None
         (["exe\x1b[2Jc"], ("exe\\\\x1b[2Jc", "did you mean exec?")),
         (["fleet"], ("JOBS.yaml", "cachewatch fleet --help")),
         (["generate", "--cache-dir", "cache", "--log", "cache/log.txt", "--", "true"], ("log.txt", "put it elsewhere")),
+        (["generate", "-q", "--log", "--", "true"], ("'--log' requires an argument", "cachewatch generate --help")),
     ],
-    ids=["no directory", "no command", "unknown command", "hostile command", "missing argument", "generate"],
+    ids=["no directory", "no command", "unknown command", "hostile command", "missing argument", "log", "no value"],
 )
 def test_what_is_missing_or_misspelt_is_named_in_one_line(
     place: Place, words: list[str], said: tuple[str, ...]

@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager
 
 import pytest
 
+from tests.contract.terminal import full_pipe, stopped_terminal
 from tests.faults.conftest import Fault, Front
 from tests.faults.harness import Sandbox, living, until
-from tests.processes.test_unread import full_pipe, stopped_terminal
 
 SECTION = "4 The API"
 pytestmark = pytest.mark.timeout(400)

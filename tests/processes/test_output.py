@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import socket
 import subprocess
 import sys
 import textwrap
 import threading
-import time
 
 import pytest
 
-from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.supervise.output import OutputPump
 from support import PATIENCE_S, eventually
 
@@ -63,19 +59,6 @@ def test_undecodable_output_and_carriage_returns_make_lines():
     assert pump.tail_lines(10) == ["10%", "20%", "\udcff", "last"]
 
 
-def test_the_log_keeps_its_beginning_and_its_end_and_says_what_it_cut(tmp_path):
-    lines = "import sys\nfor n in range(100_000): print(f'line {n:06}')"
-    pump = pumped(lines, log_path=tmp_path / "log", log_max_bytes=100_000, tail_bytes=20_000)
-    log = (tmp_path / "log").read_bytes()
-    assert log.startswith(b"line 000000\n")
-    assert log.endswith(b"line 099999\n")
-    assert len(log) < 100_000 + 100
-    head, _, tail = log.partition(b"\n[... ")
-    cut, _, tail = tail.partition(b" bytes cut here by the log's cap ...]\n")
-    assert (len(head), len(tail)) == (80_000, 20_000)
-    assert len(head) + int(cut) + len(tail) == pump.total_bytes == 1_200_000
-
-
 @pytest.mark.parametrize("size", [80_001, 100_000, 100_001])
 def test_a_log_around_its_cap_loses_nothing_that_fits(tmp_path, size):
     data = bytes(n % 251 for n in range(size))
@@ -89,31 +72,6 @@ def test_a_log_around_its_cap_loses_nothing_that_fits(tmp_path, size):
         assert log.endswith(data[-20_000:])
 
 
-def test_a_fifo_that_nobody_reads_is_one_sentence_at_once(tmp_path):
-    os.mkfifo(tmp_path / "log")
-    with pytest.raises(InputError, match=r"/log cannot be written: it is a pipe that nobody reads"):
-        OutputPump(tmp_path / "log")
-
-
-def test_what_is_no_file_to_write_to_is_one_sentence(tmp_path):
-    path = tmp_path / "log"
-    with socket.socket(socket.AF_UNIX) as bound:
-        bound.bind(str(path))
-    with pytest.raises(InputError, match=r"log file .*/log cannot be written: No such device or address"):
-        OutputPump(path)
-
-
-def test_a_fifo_whose_reader_stops_reading_neither_stops_the_draining_nor_the_end(tmp_path):
-    os.mkfifo(tmp_path / "log")
-    reader = os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK)
-    pump = OutputPump(tmp_path / "log")
-    with writer(pump, f"import os\nfor _ in range(10): os.write(1, b'x' * {MIB})") as process:
-        assert process.wait(PATIENCE_S) == 0
-    os.close(reader)
-    assert pump.total_bytes == 10 * MIB
-    assert pump.log_error == f"{tmp_path}/log: its reader did not take it within 1 s"
-
-
 def test_a_fifo_whose_reader_leaves_does_not_stop_the_draining(tmp_path):
     os.mkfifo(tmp_path / "log")
     reader = os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK)
@@ -125,69 +83,13 @@ def test_a_fifo_whose_reader_leaves_does_not_stop_the_draining(tmp_path):
     assert pump.log_error == f"{tmp_path}/log: Broken pipe"
 
 
-def test_a_fifo_with_a_reader_gets_all_of_it(tmp_path):
-    os.mkfifo(tmp_path / "log")
-    reader = subprocess.Popen(["cat", str(tmp_path / "log")], stdout=subprocess.PIPE)
-    made: list[OutputPump] = []
-
-    def is_read() -> bool:
-        with contextlib.suppress(InputError):
-            made.append(OutputPump(tmp_path / "log"))
-        return bool(made)
-
-    assert eventually(is_read)
-    pump = made[0]
-    got: list[bytes] = []
-    reading = threading.Thread(target=lambda: got.append(reader.stdout.read()))
-    reading.start()
-    with writer(pump, f"import os\nfor _ in range(5): os.write(1, b'x' * {MIB})") as process:
-        assert process.wait(PATIENCE_S) == 0
-    reading.join(PATIENCE_S)
-    reader.stdout.close()
-    assert reader.wait(PATIENCE_S) == 0
-    assert (len(got[0]), pump.log_error) == (5 * MIB, None)
-
-
-PASS = """
-import os, sys
-from prefect_cachewatch.supervise.output import OutputPump
-import subprocess
-pump = OutputPump(pass_through=True)
-out, error = pump.open_pipes()
-process = subprocess.Popen([sys.executable, "-I", "-S", "-c", sys.argv[1]], stdout=out, stderr=error)
-os.close(out), os.close(error)
-pump.start()
-status = process.wait()
-pump.finish()
-with open(sys.argv[2], "w") as file:
-    file.write(f"{status} {pump.total_bytes}")
-"""
-NUMBERS = "import os\nfor n in range(40): os.write(1, b''.join(b'%09d\\n' % (n * 50_000 + i) for i in range(50_000)))"
-
-
-def test_a_slow_reader_loses_nothing(tmp_path):
-    process = subprocess.Popen([sys.executable, "-c", PASS, NUMBERS, str(tmp_path / "end")], stdout=subprocess.PIPE)
-    digest, count = hashlib.sha256(), 0
-    while chunk := process.stdout.read(500_000):
-        digest.update(chunk)
-        count += len(chunk)
-        time.sleep(0.01)
-    process.stdout.close()
-    assert process.wait(PATIENCE_S) == 0
-    assert count == 20_000_000
-    assert digest.hexdigest() == hashlib.sha256(b"".join(b"%09d\n" % n for n in range(2_000_000))).hexdigest()
-    assert (tmp_path / "end").read_text() == "0 20000000"
-
-
 def test_a_stranger_that_holds_the_pipe_is_not_waited_for():
     pump = OutputPump()
     out, error = pump.open_pipes()
     pump.start()
     os.write(out, b"so far\n")
     assert eventually(lambda: pump.tail() == b"so far\n")
-    began_s = time.monotonic()
     pump.finish(0.2)
-    assert time.monotonic() - began_s < 30
     assert pump.tail_lines(5) == ["so far"]
     os.close(out)
     os.close(error)
@@ -222,3 +124,20 @@ def test_a_long_line_is_cut_between_two_words():
     pump._take(memoryview(b"y" * 3000 + b"\n"), 1)
     assert len(pump.tail_lines(1)[0]) == 2000
     pump.finish()
+
+
+def test_an_end_while_the_writing_thread_holds_its_lock_is_an_end():
+    source = """
+        import sys, threading, time
+        from prefect_cachewatch.common.console import install_console, standard_error
+        install_console()
+        held = threading.Event()
+        def hold():
+            with standard_error()._changed:
+                held.set()
+                time.sleep(1000)
+        threading.Thread(target=hold, daemon=True).start()
+        held.wait()
+        sys.exit(3)
+    """
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(source)], timeout=PATIENCE_S).returncode == 3

@@ -68,15 +68,20 @@ def main(argv: list[str] | None = None) -> None:
         fail(f"this is {sys.platform}, and the guard needs Linux 5.3 or newer (pidfd); run it in a Linux container")
     if argv is None:  # with SIGCHLD ignored the kernel reaps children, and their exit codes are lost
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    if argv is None and sys.argv[1:2] and sys.argv[1] in _WATCHING:
+    _end_with(lambda: _begin(argv))
+
+
+def _begin(argv: Sequence[str] | None) -> object:
+    command = sys.argv[1] if argv is None and sys.argv[1:] else ""
+    if command in _WATCHING:
         from prefect_cachewatch.common.console import install_console  # noqa: PLC0415 - for these alone
 
         install_console()
-    if argv is None and sys.argv[1:2] == ["exec"]:
+    if command == "exec":
         from prefect_cachewatch.cli.signals import hold_back  # noqa: PLC0415 - for exec alone
 
         hold_back()
-    _end_with(lambda: _run_click(argv))
+    return _run_click(argv)
 
 
 def _run_click(argv: Sequence[str] | None) -> object:

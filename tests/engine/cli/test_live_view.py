@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from prefect_cachewatch.cli import fleet_view, live
-from prefect_cachewatch.cli.live import render_live, wants_colour
+from prefect_cachewatch.cli.live import render_live
 from prefect_cachewatch.cli.plain import LiveState, render_plain, told_text
 from prefect_cachewatch.common.console import ConsoleWriter
 from prefect_cachewatch.fleet.rows import JobRow
@@ -83,13 +83,6 @@ def test_a_plain_line_is_one_line_without_control_characters(name):
     line = render_plain(replace(STATE, suspicion=name))
     assert len(line) <= 400
     assert "\n" not in line and "\x1b" not in line
-
-
-def test_no_color_and_dumb_terminals_are_respected():
-    assert not wants_colour({"TERM": "xterm-256color", "NO_COLOR": "1"})
-    assert not wants_colour({"TERM": "dumb"})
-    assert not wants_colour({})
-    assert wants_colour({"TERM": "xterm-256color", "NO_COLOR": ""})
 
 
 def test_a_fleets_table_has_left_the_screen_before_anything_else_is_said(monkeypatch):

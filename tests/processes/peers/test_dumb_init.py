@@ -12,7 +12,7 @@ import time
 
 import pytest
 from tests.processes.peers.checks import QUIET, each, guarded, peer, refuse
-from tests.processes.test_signals import LISTENER, listening, state
+from tests.processes.peers.listener import LISTENER, listening, state
 
 from prefect_cachewatch.cli.signals import ENDING
 from support import (
