@@ -23,10 +23,10 @@ CALM = (*WELL, "--allow-empty", "--no-bundle")
 # Writes the number of each signal as a line, and stays until it is killed or told to end by a file.
 LISTENER = """
 import signal
+(PLACE / "pids").write_text(f"{os.getpid()} {os.getppid()}")
 out = os.open(PLACE / "heard", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 for number in signal.valid_signals() - {9, 19, 17}:
     signal.signal(number, lambda number, frame: os.write(out, b"%d\\n" % number))
-(PLACE / "pids").write_text(f"{os.getpid()} {os.getppid()}")
 os.write(out, b"ready\\n")
 end = time.monotonic() + 200
 while time.monotonic() < end and not (PLACE / "end").exists():
@@ -140,7 +140,6 @@ def test_the_grace_period(place: Place, case: str) -> None:
             run.process.send_signal(getattr(signal, f"SIG{name}"))
             if grace != "0":
                 assert eventually(lambda number=number: len(run.heard()) > 1 + number)
-            assert not number or least_s == 0 or state(run.pid)  # after a second hangup it is still there
         assert run.process.wait(60) == status
         assert time.monotonic() - began_s >= least_s
         assert len(run.report()["stop"]["killed"]) == 1
@@ -318,14 +317,20 @@ def test_a_signal_that_ends_a_suspended_run_does_so_when_it_is_continued(place: 
 
 @pytest.mark.parametrize("name", ["TSTP", "STOP"])
 def test_the_time_for_which_it_was_suspended_is_no_silence(place: Place, name: str) -> None:
-    with listening(place, "--stall-after", "10s", "--first-write-within", "10s", "--progress", "json") as run:
+    gap_s = 8.0
+    with listening(place, "--progress", "json") as run:
+        began_s = time.monotonic()
         run.process.send_signal(getattr(signal, f"SIG{name}"))
         assert eventually(lambda: state(run.process.pid) == "T")
-        began_s = time.monotonic()
-        assert eventually(lambda: time.monotonic() - began_s > 12)
+        stopped_s = time.monotonic()
+        assert eventually(lambda: time.monotonic() > stopped_s + gap_s)
         run.process.send_signal(signal.SIGCONT)
-        for _ in range(2):
-            assert '"sample"' in run.process.stderr.readline()
+        before = json.loads(run.process.stderr.readline())["pause_s"]
+        continued = time.time()
+        while (sample := json.loads(run.process.stderr.readline()))["at"] < continued:
+            before = sample["pause_s"]
+        # The pause has grown by the time that passed, but for the gap; it is measured three times a second.
+        assert sample["pause_s"] - before <= time.monotonic() - began_s - gap_s + 2
         assert (run.end(), run.report()["outcome"]) == (0, "completed")
 
 
@@ -346,8 +351,7 @@ def test_no_moment_of_the_start_leaves_somebody_behind(place: Place, name: str) 
             process.send_signal(number)
             if name == "TSTP":
                 assert eventually(lambda process=process: state(process.pid) == "T")
-                assert eventually(lambda: {state(pid) for pid in place.everybody()} <= {"T", "S"})
-                if started.exists():
+                if eventually(started.exists, 0.5):  # a guard that was not asked to would start it now
                     pid = int((place.root / "pids").read_text().split()[0])
                     assert [eventually(lambda pid=pid: state(pid) == "T") for _ in range(2)] == [True, True]
                 process.send_signal(signal.SIGCONT)

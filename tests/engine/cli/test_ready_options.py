@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from click.testing import CliRunner
 
-from prefect_cachewatch.cli.exec_command import command as exec_command
 from prefect_cachewatch.cli.options.ready import with_ready
 from prefect_cachewatch.config import (
     CacheJob,
@@ -59,13 +55,3 @@ def test_what_cannot_be_meant_is_one_sentence(text, options, sentence):
         ready(text, **options)
     assert sentence in caught.value.message
     assert "\n" not in caught.value.message
-
-
-def test_nothing_is_started_for_a_readiness_that_cannot_be_meant(tmp_path: Path):
-    ran = tmp_path / "ran"
-    result = CliRunner().invoke(
-        exec_command, ["--cache-dir", str(tmp_path / "c"), "--ready", "http=nowhere", "--", "touch", str(ran)]
-    )
-    assert isinstance(result.exception, InputError)
-    assert not ran.exists()
-    assert not (tmp_path / "c").exists()
