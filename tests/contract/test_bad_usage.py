@@ -23,7 +23,7 @@ BAD_USAGE = {
     "log nowhere": (["--log", "/nowhere/log"], "/nowhere/log", "No such file or directory"),
     "log that is a directory": (["--log", "/tmp/"], "/tmp/", "name a file in it"),
     "log in the cache": (["--log", "cache/run.txt"], "run.txt", "put it elsewhere"),
-    "report that is the cache": (["--report", "cache"], "cache", "name a file elsewhere"),
+    "report that is the cache": (["--report", "cache"], "cache", "name a file"),
     "report that would be growth": (["--on-stall", "report", "--report", "cache/r.json"], "r.json", "put it elsewhere"),
     "record in a directory that is not there": (["--record", "out/"], "out/", "create it first"),
     "no way to show it": (["--progress", "loud"], "--progress", "'live', 'plain'"),
