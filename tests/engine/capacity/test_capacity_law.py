@@ -31,13 +31,6 @@ def test_the_edges_of_a_measured_point_are_half_its_spread() -> None:
     assert [curve_bytes_per_s(curve, 1, side) for side in ("low", "middle", "high")] == [80, 100, 120]
 
 
-def test_two_of_a_storage_side_by_side_carry_twice_the_streams_and_no_stream_faster() -> None:
-    curve = {"points": [{"n": 1, "bytes_per_s": 100}, {"n": 4, "bytes_per_s": 250}]}
-    one, two = inputs({"write": curve}), inputs({"write": curve, "units": 2})
-    times = [[burst_seconds(given, given.workloads[0], n)["storage"] for n in (1, 2, 8)] for given in (one, two)]
-    assert times == [[1e7, 2e9 / 150, 3.2e7], [1e7, 1e7, 1.6e7]]
-
-
 @pytest.mark.parametrize(
     ("changes", "link", "n", "seconds"),
     [
@@ -59,36 +52,11 @@ def test_a_burst_takes_as_long_as_the_tightest_ceiling_and_its_files(
     assert whole_burst_s(burst_seconds(given, given.workloads[0], n)) == pytest.approx(seconds)
 
 
-def test_each_class_has_the_curve_of_its_own_access() -> None:
-    curves = {
-        name: {"one_bytes_per_s": rate, "all_bytes_per_s": rate}
-        for name, rate in (("write", 1e8), ("read", 2e8), ("random_read", 5e7))
-    }
-    for job, seconds in (
-        ({"kind": "generation"}, 10), ({"kind": "inference"}, 5), ({"kind": "training", "access": "random"}, 20),
-    ):  # fmt: skip
-        given = inputs(curves, **job)
-        assert burst_seconds(given, given.workloads[0], 1)["storage"] == seconds
-
-
-def test_compression_moves_fewer_bytes_and_works_while_it_moves_them() -> None:
-    curve = {"one_bytes_per_s": 1e8, "all_bytes_per_s": 1e8}
-    given = inputs({"write": curve}, compression={"ratio": 2, "bytes_per_s": 4e8})
-    assert whole_burst_s(burst_seconds(given, given.workloads[0], 1)) == 5.0
-    given = inputs({"write": curve}, compression={"ratio": 2, "bytes_per_s": 1e8})
-    assert whole_burst_s(burst_seconds(given, given.workloads[0], 1)) == 10.0
-
-
 @pytest.mark.parametrize(("servers", "x", "r"), [(1, 0.49080771, 10.37457786), (2, 0.75962785, 3.16434099)])
 def test_the_chain_is_the_machine_repairman(servers: int, x: float, r: float) -> None:
     """N = 10, Z = 10, D = 2: the values of octave-queueing, an independent code."""
     found = steady([2.0 * max(1.0, n / servers) for n in range(1, 11)], 10.0, 10)
     assert (found.bursts_per_s, found.burst_s) == (pytest.approx(x, rel=1e-7), pytest.approx(r, rel=1e-7))
-
-
-def test_without_thinking_every_job_is_a_stream() -> None:
-    found = steady([1.0, 1.5, 3.0], 0.0, 3)
-    assert (found.bursts_per_s, found.burst_s, found.streams_p99) == (1.0, 3.0, 3)
 
 
 times = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=40)

@@ -42,11 +42,18 @@ def profile_from_fio(paths: Sequence[Path], name: str) -> StorageProfile:
     notes: list[str] = []
     for path in paths:
         shown = for_terminal(str(path))
-        for options, entries in _groups(_document(path, shown), shown):
-            kind, n, rate = _measurement(options, entries, shown)
-            rates.setdefault(kind, {}).setdefault(n, []).append(rate)
-            if options.get("direct") != "1":
-                notes.append(f"{shown}: direct=1 was not given, so the page cache may have answered")
+        document = _document(path, shown)
+        try:
+            for options, entries in _groups(document):
+                kind, n, rate = _measurement(options, entries, shown)
+                rates.setdefault(kind, {}).setdefault(n, []).append(rate)
+                if options.get("direct") != "1":
+                    notes.append(f"{shown}: direct=1 was not given, so the page cache may have answered")
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            raise InputError(
+                f"{shown} is not the report of a whole run of fio ({type(error).__name__}): run it with "
+                "--output-format=json --group_reporting"
+            ) from None
     return profile_of(name, f"fio, {', '.join(for_terminal(path.name, 40) for path in paths)}", rates, notes)
 
 
@@ -60,19 +67,15 @@ def _document(path: Path, shown: str) -> Any:
         raise InputError(f"{shown} is not JSON of fio: run it with --output-format=json") from None
 
 
-def _groups(document: Any, shown: str) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+def _groups(document: Any) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """The jobs that ran together, with their options: one entry for each, or for all of them with group_reporting."""
     found: dict[tuple[Any, str], list[dict[str, Any]]] = {}
-    try:
-        for job in document["jobs"]:
-            found.setdefault((job.get("groupid"), job["jobname"]), []).append(job)
-        shared = document.get("global options", {})
-        groups = [(shared | entries[0].get("job options", {}), entries) for entries in found.values()]
-    except (KeyError, TypeError, AttributeError):
-        groups = []
-    if not groups:
-        raise _no_report(shown)
-    return groups
+    for job in document["jobs"]:
+        found.setdefault((job.get("groupid"), job["jobname"]), []).append(job)
+    if not found:
+        raise ValueError
+    shared = document.get("global options", {})
+    return [(shared | entries[0].get("job options", {}), entries) for entries in found.values()]
 
 
 def _measurement(options: dict[str, Any], entries: list[dict[str, Any]], shown: str) -> tuple[str, int, float]:
@@ -82,25 +85,14 @@ def _measurement(options: dict[str, Any], entries: list[dict[str, Any]], shown: 
         raise InputError(
             f"{shown}: rw={for_terminal(str(access), 40)} is no curve of a plan: use write, read or randread"
         )
+    if any(entry["error"] for entry in entries):
+        raise InputError(f"{shown}: fio itself reports an error: mend that run first")
     kind, side = _CURVES[access]
-    try:
-        failed = [entry["error"] for entry in entries if entry["error"]]
-        moved = sum(entry[side]["io_bytes"] for entry in entries)
-        runtime_ms = max(entry[side]["runtime"] for entry in entries)
-        streams = int(options.get("numjobs", 1)) * int(options.get("iodepth", 1))
-        rate = moved / runtime_ms * 1e3 if runtime_ms > 0 else 0.0
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise _no_report(shown) from None
-    if failed:
-        raise InputError(f"{shown}: fio itself reports error {for_terminal(str(failed[0]), 40)}: mend that run first")
+    moved, longest_ms = (sum(e[side]["io_bytes"] for e in entries), max(e[side]["runtime"] for e in entries))
+    streams = int(options.get("numjobs", 1)) * int(options.get("iodepth", 1))
+    rate = moved / max(longest_ms, 1e-3) * 1e3
     if not (1 <= rate < 1e15 and 1 <= streams <= 4096):
         raise InputError(
             f"{shown}: a run of rw={access} moved nothing that can be: give it a longer --runtime or more --size"
         )
     return kind, streams, rate
-
-
-def _no_report(shown: str) -> InputError:
-    return InputError(
-        f"{shown} is not the report of a whole run of fio: run it with --output-format=json --group_reporting"
-    )

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -23,7 +22,6 @@ from prefect_cachewatch.capacity.probe.direct import BLOCK_BYTES, Bench
 from prefect_cachewatch.capacity.probe.rates import KINDS, Rates, profile_of
 from prefect_cachewatch.capacity.units import say_bytes, say_time
 from prefect_cachewatch.common.mounts import is_network_type, mount_of, read_mounts
-from prefect_cachewatch.common.removal import look_path, remove_path
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config import InputModel
 from prefect_cachewatch.config.quantities import Duration, Size
@@ -136,24 +134,30 @@ def run_probe(
         InputError: not even the first phase could be measured: full, read-only, no permission.
     """
     rates: Rates = {}
+    cause: _Cause
     stop, begin_s = stop or Event(), time.monotonic()
-    notes = [f"{target.filesystem} is memory: these are figures of RAM, not of a storage"] * (
-        target.filesystem in _MEMORY
-    )
+    memory = target.filesystem in _MEMORY
+    notes = [f"{target.filesystem} is memory: these are figures of RAM, not of a storage"] if memory else []
     notes += [
         f"an earlier probe left {for_terminal(str(left))} behind: delete it if no probe runs there now"
         for left in sorted(target.path.glob(f"{_SCRATCH}*"))
     ]
-    with _scratch_directory(target, notes.append) as scratch:
-        bench = Bench(scratch, stop)
-        cause: _Cause
-        try:
+    try:
+        with tempfile.TemporaryDirectory(
+            prefix=f"{_SCRATCH}{os.getpid()}-", dir=target.path, ignore_cleanup_errors=True
+        ) as scratch:
+            bench = Bench(Path(scratch), stop)
             stopped, cause = _measure(bench, target, settings, rates, say)
-        except OSError as error:
-            refusal = _refused(error, target.path)
-            if not rates:
-                raise refusal from None
-            stopped, cause = refusal.message, "storage"
+    except OSError as error:
+        stopped = (
+            f"{for_terminal(str(target.path))} cannot be written to ({error.strerror or type(error).__name__}): make room "
+            "there, or name a directory that you may write to"
+        )
+        if not rates:
+            raise InputError(stopped) from None
+        cause = "storage"
+    if os.path.exists(scratch):  # on NFS a file that was open until now may keep it
+        notes.append(f"the probe's own directory could not be removed: delete {for_terminal(scratch)} by hand")
     if not bench.direct:
         notes.append(
             f"{target.filesystem} does not open files with O_DIRECT: reads may come from this machine's page cache; trust "
@@ -193,34 +197,3 @@ def _measure(
 def _streams_up_to(most: int) -> list[int]:
     """Powers of two, then the most."""
     return [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
-
-
-@contextmanager
-def _scratch_directory(target: ProbeTarget, warn: Callable[[str], None]) -> Iterator[Path]:
-    """Make the probe's own directory inside the target, and remove it with all it holds."""
-    try:
-        scratch = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-", dir=target.path))
-        made = look_path(scratch)
-    except OSError as error:
-        raise _refused(error, target.path) from None
-    try:
-        yield scratch
-    finally:
-        # On NFS a file that is still open is renamed to .nfs* and goes with its last descriptor, so a directory can be
-        # non-empty for a moment.
-        for _ in range(20):
-            remove_path(scratch, made)
-            if not scratch.exists():
-                break
-            time.sleep(0.1)
-        else:
-            warn(f"the probe's own directory could not be removed: delete {for_terminal(str(scratch))} by hand")
-
-
-def _refused(error: OSError, path: Path) -> InputError:
-    """Put an error of the operating system while writing into one sentence."""
-    shown = for_terminal(str(path))
-    reason = error.strerror or type(error).__name__
-    return InputError(
-        f"{shown} cannot be written to ({reason}): make room there, or name a directory that you may write to"
-    )
