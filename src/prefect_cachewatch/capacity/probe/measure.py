@@ -89,7 +89,7 @@ def check_probe(directory: Path, settings: ProbeSettings) -> ProbeTarget:
     try:
         path = directory.resolve(strict=True)
         status = os.statvfs(path)
-        os.stat(path / ".")
+        os.stat(f"{path}/.")  # raises for what is no directory
     except (OSError, RuntimeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{shown} cannot be probed ({reason}): name a directory on the storage in question") from None
