@@ -41,7 +41,7 @@ print("answer", json.dumps({name: somebody_elses(name, *given) for name, given i
 """
 # By case: the name of the monitor's state, and what its message says.
 CASES = {
-    "hangs": ("StallDetected", "for 1.5 s", "stopped"),
+    "hangs": ("StallDetected", "1.5 s", "stopped"),
     "empty": ("NothingWritten", "wrote nothing", None),
     "empty-allowed": ("Completed", "0 B in 0 files", None),
     "warm": ("Completed", "1 file", None),
