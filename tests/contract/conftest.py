@@ -37,6 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give a test that runs whole flows time on a busy machine; the command's own limit ends what hangs."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.timeout(600))
+            # Flows beside each other on a server take longer than a command.
+            item.add_marker(pytest.mark.timeout(1500 if "prefect" in item.path.name else 600))
             if item.path.name not in IN_EVERY_RUN:
                 item.add_marker(pytest.mark.contract)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.prefect_server import Server
+from tests.prefect_server import PATIENCE_S, Server
 from tests.support import eventually
 
 # Each chain is a list of runs, one after the other; the chains run side by side.
@@ -83,7 +83,9 @@ class Runs:
         )  # fmt: skip
 
         def finish() -> dict[str, Any]:
-            said, errors = process.communicate(json.dumps({"chains": chains, "secrets": secrets}), timeout=500)
+            said, errors = process.communicate(
+                json.dumps({"chains": chains, "secrets": secrets}), timeout=2 * PATIENCE_S
+            )
             answers = [line.removeprefix("answer ") for line in said.splitlines() if line.startswith("answer ")]
             assert answers, errors[-4000:]
             return {
@@ -95,7 +97,7 @@ class Runs:
             with ThreadPoolExecutor(1) as waiting:
                 found = waiting.submit(finish)
                 try:
-                    yield lambda: found.result(500)
+                    yield lambda: found.result(2 * PATIENCE_S)
                 finally:
                     process.kill()
         finally:
@@ -141,7 +143,7 @@ def tasks_of(server: Server, run: dict[str, Any]) -> dict[str, Any]:
         over = all(one["state_type"] not in ("PENDING", "RUNNING") for one in found)
         return over or run["state_type"] == "CRASHED"
 
-    assert eventually(ended), "tasks that never end"
+    assert eventually(ended, PATIENCE_S), "tasks that never end"
     wanted = ("state_type", "state_name", "start_time", "end_time")
     return {one["name"]: {key: one[key] for key in wanted} | {"message": one["state"]["message"]} for one in found}
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.contract.on_prefect import HANGS, WELL, WRITES
-from tests.prefect_server import Server, wait_until_gone
+from tests.prefect_server import PATIENCE_S, Server, wait_until_gone
 
 SCRIPT = """
 import json, logging, sys
@@ -55,7 +55,7 @@ def fleet(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     asked = {"version": 1, "name": name, "policy": policy, "defaults": defaults, "jobs": jobs}
     (folder / "jobs.yaml").write_text(json.dumps(asked))
     argv = [sys.executable, "-c", SCRIPT, str(folder / "jobs.yaml"), name]
-    done = subprocess.run(argv, env=server.env, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(argv, env=server.env, capture_output=True, text=True, timeout=2 * PATIENCE_S)
     answers = [line.removeprefix("answer ") for line in done.stdout.splitlines() if line.startswith("answer ")]
     assert answers, done.stderr
     run_id, slots = json.loads(answers[0])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.prefect_server import Server
+from tests.prefect_server import PATIENCE_S, Server
 
 SCRIPT = """
 import json, sys, threading
@@ -55,7 +55,7 @@ def watched(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         (folder / name).mkdir()
     (folder / "warm" / "warm.bin").write_bytes(b"x")
     argv = [sys.executable, "-c", SCRIPT, str(folder)]
-    done = subprocess.run(argv, env=server.env, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(argv, env=server.env, capture_output=True, text=True, timeout=2 * PATIENCE_S)
     answers = [line.removeprefix("answer ") for line in done.stdout.splitlines() if line.startswith("answer ")]
     assert answers, done.stderr
     return dict(json.loads(answers[0]))

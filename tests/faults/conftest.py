@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.faults.harness import HERE, NOBODY, Results, Row, Sandbox, in_namespace, summarise
@@ -81,7 +80,7 @@ class Front:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.proxy = Proxy(httpx.URL(server.url).port or 0)
+        self.proxy = Proxy(server.port)
 
 
 @pytest.fixture

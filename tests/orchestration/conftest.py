@@ -17,6 +17,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents and "server" in item.fixturenames and not item.get_closest_marker("fleet"):  # type: ignore[attr-defined]
             item.add_marker(pytest.mark.server)
+            item.add_marker(pytest.mark.timeout(900))  # a flow's process takes its time on a busy machine
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 import uuid
@@ -21,10 +22,10 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from tests.prefect_server import Server, alive, wait_until_gone
+from tests.prefect_server import BIN, PATIENCE_S, Server, alive, wait_until_gone
 from tests.support import signal_each
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(900)]
 
 GROWS = """
 import os, sys, time
@@ -87,7 +88,7 @@ def start_fleet(server: Server, jobs: Path, **more: Any) -> str:
     return server.start_run("generate-fleet/many", {"jobs": str(jobs), **more})
 
 
-def run_fleet(server: Server, jobs: Path, *, timeout_s: float = 300, **more: Any) -> dict[str, Any]:
+def run_fleet(server: Server, jobs: Path, *, timeout_s: float = 2 * PATIENCE_S, **more: Any) -> dict[str, Any]:
     """Run a fleet by the worker to its end."""
     run_id, deadline_s = start_fleet(server, jobs, **more), time.monotonic() + timeout_s
     while True:
@@ -113,7 +114,7 @@ def table(server: Server, run: dict[str, Any]) -> list[dict[str, str]]:
     return found
 
 
-def until(look: Callable[[], Any], timeout_s: float = 90) -> Any:
+def until(look: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
     deadline = time.monotonic() + timeout_s
     while not (seen := look()):
         assert time.monotonic() < deadline, "did not happen"
@@ -321,13 +322,13 @@ def test_a_retry_looks_whether_what_was_done_is_still_there(
     jobs += [job(name, tag, tmp_path, **published) for name in ("kept-build", "gone-build")]
     path = write_jobs(tmp_path, tag, [*jobs, job("broken", tag, tmp_path, broken)])
     run_id = start_fleet(workers, path, deployment=deployment)
-    assert workers.wait_for_state(run_id, "COMPLETED", "FAILED", timeout_s=200)["state_name"] == "PartlyFailed"
+    assert workers.wait_for_state(run_id, "COMPLETED", "FAILED")["state_name"] == "PartlyFailed"
     mended.touch()
     shutil.rmtree(tmp_path / "gone")
     shutil.rmtree(store / "gone-build")
     workers.set_state(run_id, "SCHEDULED", "AwaitingRetry")
     until(lambda: workers.flow_run(run_id)["state_type"] not in ("FAILED", "SCHEDULED", "PENDING"))
-    run = workers.wait_for_state(run_id, "COMPLETED", "FAILED", timeout_s=200)
+    run = workers.wait_for_state(run_id, "COMPLETED", "FAILED")
     assert run["state_type"] == "COMPLETED", run["state"]["message"]
     found = workers.request("POST", "/flow_runs/filter", flow_runs={"parent_flow_run_id": {"any_": [run_id]}})
     made = Counter(child["name"] for child in found)
@@ -356,42 +357,35 @@ def test_a_fleet_over_workers_that_is_killed_finds_its_jobs_again(workers: Serve
 
 REFUSALS = [
     (
-        {"deployment": "generate-cache/none"}, {},
+        "generate-cache/none", {},
         "there is no deployment generate-cache/none, which the job 'a' names: see `prefect deployment ls`, or make it with "
         "`prefect deploy`",
     ),
     (
-        {"deployment": "generate-fleet/many"}, {},
+        "generate-fleet/many", {},
         "the deployment generate-fleet/many runs a flow without a parameter named job: name one of generate-cache or deploy-cache",
     ),
     (
-        {"deployment": "generate-cache/single"}, {},
+        "generate-cache/single", {},
         "the deployment generate-cache/single cancels what exceeds its concurrency limit of 1, which most of a fleet's jobs "
         "would: name a deployment without one, such as `prefect deploy` makes without concurrency_limit",
     ),
     (
-        {"deployment": "generate-cache/one"}, {"work_queue": "slow"},
+        "generate-cache/one", {"work_queue": "slow"},
         "there is no work queue slow in the work pool fleet, which the job 'a' names: create it with "
         "`prefect work-queue create slow --pool fleet --priority 1`",
-    ),
-    (
-        {}, {"storage": {"name": "no-such-storage"}},
-        "there is no concurrency limit for the storage no-such-storage of the job 'a': create it with "
-        "`prefect gcl create no-such-storage --limit N`, let the flow plan-capacity set it with apply, or start the fleet "
-        "with missing_limit create:N or ignore",
     ),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("parameters", "fields", "said"), REFUSALS)
+@pytest.mark.parametrize(("deployment", "fields", "said"), REFUSALS)
 def test_what_a_fleet_misses_is_one_sentence_and_nothing_is_started(
-    workers: Server, tmp_path: Path, parameters: dict[str, Any], fields: dict[str, Any], said: str
+    workers: Server, tmp_path: Path, deployment: str, fields: dict[str, Any], said: str
 ) -> None:
-    tag = new_tag()
-    path = write_jobs(tmp_path, tag, [job("a", tag, tmp_path, **fields)])
-    run = run_fleet(workers, path, **parameters)
-    assert (run["state_name"], run["state"]["message"]) == ("Refused", said)
-    assert children(workers, run["id"]) == {}
+    path = write_jobs(tmp_path, new_tag(), [job("a", "none", tmp_path, **fields)])
+    argv = [BIN / "cachewatch", "fleet", path, "--check", "--deployment", deployment]
+    done = subprocess.run(argv, env=workers.env, capture_output=True, text=True, timeout=150)
+    assert (done.returncode, done.stderr) == (125, f"cachewatch: {said}\n")
     assert not (tmp_path / "a").exists()
 
 
@@ -419,7 +413,7 @@ def test_the_slot_and_the_generator_of_a_killed_job_both_end(workers: Server, tm
     child = children(workers, run_id)["killed"]
     signal_each(processes_of(child["id"]))
     wait_until_gone(str(tmp_path / "killed"), 60)  # long before its lease: its guard sees to that
-    run = workers.wait_for_state(run_id, "COMPLETED", "FAILED", timeout_s=200)
+    run = workers.wait_for_state(run_id, "COMPLETED", "FAILED")
     assert run["state_name"] == "PartlyFailed", run["state"]["message"]
     found = children(workers, run_id)
     assert {name: child["state_name"] for name, child in found.items()} == {"killed": "Crashed", "next": "Completed"}

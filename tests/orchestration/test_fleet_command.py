@@ -19,7 +19,7 @@ from tests.orchestration.test_fleet import FAILS, GROWS, POLICY, job, new_tag, u
 from tests.prefect_database import fresh_home
 from tests.prefect_server import Server, alive, wait_until_gone
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(900)]
 
 FLEET = [sys.executable, "-m", "prefect_cachewatch.cli.main", "fleet"]
 
@@ -70,8 +70,6 @@ def test_check_looks_at_limits_and_makes_none(server: Server, tmp_path: Path) ->
         0, f"Storage {tag}: its concurrency limit would be made with 2 slots",
     )  # fmt: skip
     assert tag not in [limit["name"] for limit in server.request("POST", "/v2/concurrency_limits/filter")]
-    done = run(server, path, "--check", "--deployment", "generate-cache/nowhere")
-    assert done.stderr.startswith("cachewatch: there is no deployment generate-cache/nowhere, which the job 'a' names")
 
 
 # Ended by SIGTERM, as Prefect has it, which a shell says as 143.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import uuid
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prefect import get_client
@@ -18,14 +17,14 @@ from prefect_cachewatch.flows.generation import generate_cache
 pytestmark = pytest.mark.usefixtures("prefect_harness")
 
 
-def generated(tmp_path: Path, code: str, **retry: Any) -> tuple[str, uuid.UUID]:
+def generated(tmp_path: Path, code: str, within_s: float = 60) -> tuple[str, uuid.UUID]:
     name = f"follow-{uuid.uuid4().hex[:8]}"
     job = CacheJob(name=name, command=[sys.executable, "-c", code], cache_dirs=[tmp_path / "cache"])
     generate_cache(
         job,
-        stall=StallPolicy(stall_after_s=1, first_write_within_s=1, poll_s=0.2),
+        stall=StallPolicy(stall_after_s=within_s, first_write_within_s=within_s, poll_s=0.2),
         stop=StopPolicy(grace_s=1),
-        retry=RetryPolicy(attempts=1, **retry),
+        retry=RetryPolicy(attempts=1),
         return_state=True,
     )
     with get_client(sync_client=True) as client:
@@ -51,7 +50,7 @@ def test_a_run_that_did_not_stall_is_refused_in_a_sentence(tmp_path: Path) -> No
 
 
 def test_a_stall_without_a_deployment_is_told_and_not_run_again(tmp_path: Path) -> None:
-    _, run_id = generated(tmp_path, "import time; time.sleep(60)")
+    _, run_id = generated(tmp_path, "import time; time.sleep(600)", within_s=1)
     result = follow_up_stall(run_id, rerun="once")
     assert result == {
         "run_again": False,

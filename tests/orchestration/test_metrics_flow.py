@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import socket
 import sys
 import time
 import uuid
@@ -91,17 +89,3 @@ def test_a_run_is_scraped_while_it_waits_for_its_slot_and_while_it_writes(tmp_pa
     assert state.type == "COMPLETED", state
     with pytest.raises(httpx.ConnectError):
         httpx.get(url)
-
-
-def test_a_taken_port_costs_the_metrics_and_not_the_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with socket.socket() as held, caplog.at_level(logging.WARNING):
-        held.bind(("127.0.0.1", 0))
-        held.listen()
-        port = held.getsockname()[1]
-        writes = "import sys; open(sys.argv[1] + '/a.bin', 'wb').write(bytes(9999))"
-        state = run(job(tmp_path / "cache", writes, "llama"), metrics={"to": f"127.0.0.1:{port}"})
-    assert state.type == "COMPLETED", state
-    assert (
-        f"no metrics of this run: metrics cannot be served on 127.0.0.1:{port}: the port is taken by another process"
-        in caplog.text
-    )

@@ -1,4 +1,4 @@
-"""What a run shows while it lasts: the size to expect and where it comes from, and the events in their order."""
+"""What a run shows while it lasts: the size to expect and where it comes from."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("prefect_cachewatch.flows.attempts.LOG_EVERY_S", 0.3)
 
 
-def run(name: str, cache_dirs: list[Path], code: str = WRITES, on_stall: str = "stop", **more: Any) -> State[Any]:
+def run(name: str, cache_dirs: list[Path], **more: Any) -> State[Any]:
     where = str(cache_dirs[0]) if cache_dirs else "{cache_dir}"
     dirs: dict[str, Any] = {"cache_dirs": cache_dirs} if cache_dirs else {}
-    job = CacheJob(name=name, command=[sys.executable, "-c", code, where], on_stall=on_stall, **dirs)
-    stall = StallPolicy(stall_after_s=1.5, first_write_within_s=5, poll_s=0.3)
+    job = CacheJob(name=name, command=[sys.executable, "-c", WRITES, where], **dirs)
+    stall = StallPolicy(stall_after_s=300, poll_s=0.3)
     state: State[Any] = generate_cache(
         job, stall=stall, stop=StopPolicy(grace_s=1), retry=RetryPolicy(attempts=1), return_state=True, **more
     )

@@ -20,7 +20,7 @@ from prefect_cachewatch.tasks.prefect_api.output_log import OUTPUT_LOGGER
 
 pytestmark = pytest.mark.usefixtures("prefect_harness")
 
-STALL = StallPolicy(stall_after_s=1.5, first_write_within_s=3, poll_s=0.3)
+STALL = StallPolicy(stall_after_s=300, poll_s=0.3)
 
 
 def messages(caplog: pytest.LogCaptureFixture, logger: str = "prefect.") -> list[str]:

@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -59,7 +58,11 @@ def test_sigterm_to_a_flow_of_ones_own_is_a_crash_to_prefect_and_the_tree_is_gon
         if to == "process":
             process.send_signal(signal.SIGTERM)
         else:
-            time.sleep(3)  # the main thread waits for its tasks by then
+            # The main thread waits for its tasks by then.
+            job = flow_run(server, f"job-{tag[-8:]}")["id"]
+            assert eventually(
+                lambda: server.request("POST", "/task_runs/filter", flow_runs={"id": {"any_": [job]}}), 60
+            )
             to_another_thread(process.pid)
         assert process.wait(2 * PATIENCE_S) == -signal.SIGTERM
     assert_none_left(tag)

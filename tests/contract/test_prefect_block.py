@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.orchestration.test_signals_own_flow import to_another_thread
-from tests.prefect_server import BIN, Server, wait_until_gone
+from tests.prefect_server import BIN, PATIENCE_S, Server, wait_until_gone
 
 GENERATOR = """
 import os, sys, time
@@ -41,7 +42,7 @@ def block(name, layers, window_s):
     )
 """
 SAVED = """
-block("good", 3, 30).save("good")
+block("good", 3, 300).save("good")
 block("stuck", 9, 2).save("stuck")
 run = CacheGeneration.load("good").trigger()
 try:
@@ -61,16 +62,16 @@ print(json.dumps({"early": early, "good": run.fetch_result().model_dump(mode="js
 IN_FLOWS = """
 @flow(name=f"around-{TAG}")
 def around():
-    return block("around", 3, 30).run().bytes_written
+    return block("around", 3, 300).run().bytes_written
 
 @flow(name=f"awaiting-{TAG}")
 async def awaiting():
-    run = await block("awaiting", 3, 30).atrigger()
+    run = await block("awaiting", 3, 300).atrigger()
     await run.await_for_completion()
     return (await run.afetch_result()).bytes_written
 
 async def nowhere():
-    return (await block("nowhere", 3, 30).arun()).bytes_written
+    return (await block("nowhere", 3, 300).arun()).bytes_written
 
 print(json.dumps([around(), asyncio.run(awaiting()), asyncio.run(nowhere())]))
 """
@@ -102,14 +103,14 @@ def start(program: str, root: Path, server: Server, *more: str) -> tuple[subproc
 
 def answer(program: str, root: Path, server: Server) -> Any:
     started, _ = start(program, root, server)
-    out, errors = started.communicate(timeout=150)
+    out, errors = started.communicate(timeout=PATIENCE_S)
     assert started.returncode == 0, errors
     return json.loads(out.splitlines()[-1])
 
 
 def test_it_is_registered_saved_loaded_and_triggered_and_a_stall_is_a_failure(server: Server, tmp_path: Path) -> None:
     register = [BIN / "prefect", "block", "register", "-m", "prefect_cachewatch"]
-    done = subprocess.run(register, env=server.env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(register, env=server.env, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Cache Generation" in done.stdout and "1 block" in done.stdout
     kind = server.request("GET", "/block_types/slug/cache-generation")
@@ -145,7 +146,7 @@ def test_a_flow_that_is_ended_while_it_waits_takes_the_generator_with_it(
     kind: str, to: str, server: Server, tmp_path: Path
 ) -> None:
     started, tag = start(INTERRUPTED, tmp_path, server, kind)
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + PATIENCE_S
     while not (tmp_path / tag / "layers.2.tensorbin").exists():
         assert started.poll() is None and time.monotonic() < deadline
         time.sleep(0.1)
@@ -154,7 +155,7 @@ def test_a_flow_that_is_ended_while_it_waits_takes_the_generator_with_it(
     else:
         to_another_thread(started.pid)
     try:
-        started.communicate(timeout=60)
+        started.communicate(timeout=PATIENCE_S)
     except subprocess.TimeoutExpired as late:
         started.kill()
         pytest.fail(f"the flow goes on: {(late.stderr or b'').decode()}")
