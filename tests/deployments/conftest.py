@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.prefect_server import BIN, Server, end
+from tests.prefect_server import BIN, Server
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOYMENTS = ROOT / "deployments"
@@ -59,23 +60,10 @@ def deployed(server: Server, templates: Path) -> Server:
 @pytest.fixture(scope="session")
 def start_worker(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:  # fmt: skip
     """Starts process workers; they end with the session."""
-    started: list[subprocess.Popen[bytes]] = []
     folder = tmp_path_factory.mktemp("workers")
-
-    def start(pool: str) -> subprocess.Popen[bytes]:
-        log = (folder / f"{pool}.log").open("wb")
-        worker = subprocess.Popen(
-            [BIN / "prefect", "worker", "start", "--pool", pool],
-            env={**server.env, "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S)},
-            cwd=folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        log.close()
-        started.append(worker)
-        return worker
-
-    yield start
-    for worker in started:
-        end(worker)
+    more = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S)}
+    with contextlib.ExitStack() as stack:
+        yield lambda pool: stack.enter_context(server.worker(pool, folder, more))
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import time
 import uuid
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 from tests.containers.engine import SHELL_IMAGE, Engine, an_engine
 from tests.deployments.conftest import ROOT, done
-from tests.prefect_server import BIN, Server, end
+from tests.prefect_server import BIN, Server
 from tests.support import eventually
 
 pytestmark = [pytest.mark.deployments, pytest.mark.timeout(600)]
@@ -37,14 +36,8 @@ def engine() -> Iterator[Engine]:
 def docker_worker(deployed: Server, engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A Docker worker on the pool that was made from `pools/docker.json`; yields its log."""
     folder = tmp_path_factory.mktemp("docker-worker")
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [BIN / "prefect", "worker", "start", "--pool", "caches-docker"],
-            env={**deployed.env, "DOCKER_HOST": engine.main.url},
-            cwd=folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    yield folder / "log"
-    end(process)
+    with deployed.worker("caches-docker", folder, {"DOCKER_HOST": engine.main.url}):
+        yield folder / "client.log"
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ from typing import Any
 
 import httpx
 
+from tests.prefect_server import free_port
+
 BIN = Path(sys.executable).parent
 POOL = "scale"
 
@@ -237,13 +239,6 @@ class Stack:
         for name, number in (("server", signal.SIGTERM), ("redis", signal.SIGTERM), ("postgres", signal.SIGINT)):
             if name in self.processes:
                 end(self.processes.pop(name), 30, number)
-
-
-def free_port() -> int:
-    """Find a port of loopback that nobody uses."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def end(process: subprocess.Popen[bytes], within_s: float = 20, number: int = signal.SIGTERM) -> None:
