@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,8 @@ from tests.prefect_database import fresh_home
 BIN = Path(sys.executable).parent
 # For what a server, a worker or a flow's process does on a busy machine; nothing is asserted close to it.
 PATIENCE_S = 300.0
+# Longer than SQLite waits for its lock in a server: what was not written is answered by 503, and asked again.
+_ANSWER_S = 120.0
 
 
 @dataclass
@@ -44,7 +47,7 @@ class Server:
         reads = method == "GET" or path.endswith("/filter")
         for pause_s in (1, 2, 4, 0):
             try:
-                answer = httpx.request(method, f"{self.url}{path}", json=body or None, timeout=30)
+                answer = httpx.request(method, f"{self.url}{path}", json=body or None, timeout=_ANSWER_S)
             except httpx.TransportError:
                 if not (reads and pause_s and self.process.poll() is None):
                     raise
@@ -214,12 +217,22 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def running_server(folder: Path, more: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """`prefect server start` with a database of its own; `more` is added to its environment."""
-    home = fresh_home(folder)
+    """`prefect server start` with a database of its own, in memory where there is some; `more` is added to its environment.
+
+    On a disk that others keep busy a server holds SQLite's lock for so long that other requests fail.
+    """
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="cachewatch-prefect-", dir=memory) as database:
+        fresh_home(Path(database))
+        yield from _serving(folder, Path(database) / "prefect.db", more or {})
+
+
+def _serving(home: Path, database: Path, more: Mapping[str, str]) -> Iterator[Server]:
     port = free_port()
     env = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PREFECT")},
         "PREFECT_HOME": str(home),
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{database}",
         "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_UI_ENABLED": "false",
@@ -230,7 +243,7 @@ def running_server(folder: Path, more: Mapping[str, str] | None = None) -> Itera
         "PREFECT_CLI_PROMPT": "false",
         "CACHEWATCH_STATE": str(home / "state"),
     }
-    with started_server({**env, **(more or {})}, home / "server.log") as process:
+    with started_server({**env, **more}, home / "server.log") as process:
         yield Server(env["PREFECT_API_URL"], env, process)
 
 

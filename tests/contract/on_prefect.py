@@ -19,7 +19,7 @@ from tests.prefect_server import PATIENCE_S, Server
 from tests.support import eventually
 
 # Each chain is a list of runs, one after the other; the chains run side by side.
-# Four at once: a server on SQLite that more of them write to answers the last ones after a minute.
+# Three at once: a server on SQLite that more of them write to answers the last ones after a minute.
 SCRIPT = """
 import json, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +37,7 @@ def one(key, last=None, flow_retries=0, **given):
 asked = json.load(sys.stdin)
 for name, value in asked["secrets"].items():
     Secret(value=value).save(name, overwrite=True)
-with ThreadPoolExecutor(4) as pool:
+with ThreadPoolExecutor(3) as pool:
     print("answer", json.dumps([one for chain in pool.map(chain, asked["chains"]) for one in chain]))
 """
 # A window that no busy machine fills, for generators that are well; a short one, for those that hang for good.
@@ -180,6 +180,8 @@ def once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Pa
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
             folder = place / name
+            if folder.exists():
+                pytest.fail("its runs failed in another process")
             folder.mkdir()
             made.write_text(json.dumps(make(folder)))
     return json.loads(made.read_text())
