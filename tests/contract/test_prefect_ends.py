@@ -6,7 +6,6 @@ All runs are started once, side by side; each test reads what they have left.
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 import uuid
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.contract.harness import WELL as PATIENT
-from tests.contract.harness import Place
+from tests.contract.harness import Place, assert_golden
 from tests.contract.on_prefect import (
     HANGS,
     WELL,
@@ -24,15 +23,14 @@ from tests.contract.on_prefect import (
     Runs,
     artifact,
     kinds,
+    masked,
     once,
     parameters,
     task_states,
-    without_numbers,
 )
 from tests.prefect_server import PATIENCE_S, Server, alive, flow_process_of, wait_until_gone
 from tests.support import eventually
 
-GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = "<script>alert(1)<_script>.bin"
 STALLS = (
     f"import os, sys, time\nopen(os.path.join(sys.argv[1], {HOSTILE!r}), 'wb').write(bytes(50_000))\ntime.sleep(600)\n"
@@ -192,11 +190,7 @@ def test_message_and_page_are_those_of_the_golden_text(ends: dict[str, Any], key
     page = artifact(look, "report")
     lines = [line for line in page["data"].splitlines() if line and not line.startswith("![")]
     texts = [look["message"], page["description"], *lines[:4]]
-    golden = GOLDEN / f"prefect-{key}.txt"
-    found = without_numbers("\n".join(texts), ends["folder"]) + "\n"
-    if os.environ.get("WRITE_GOLDEN"):
-        golden.write_text(found)
-    assert found == golden.read_text()
+    assert_golden(f"prefect-{key}", Place(Path(ends["folder"])), masked("\n".join(texts)))
 
 
 @pytest.mark.parametrize("key", [key for key, row in TABLE.items() if row[0] == "FAILED"])
