@@ -126,7 +126,13 @@ def ends(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
     def make(folder: Path) -> dict[str, Any]:
         server: Server = request.getfixturevalue("server")
-        runs, told = Runs(folder), {"event": {"name": ["cachewatch.generation.stall_reported"]}}
+        runs, told = (
+            Runs(folder),
+            {
+                "event": {"name": ["cachewatch.generation.stall_reported"]},
+                "resource": {"id": ["cachewatch.cache.reported"]},
+            },
+        )
         holder = Place(folder / "holder")
         holder.root.mkdir()
         holds = [*PATIENT, "--cache-dir", runs.cache("in-use"), "--", *holder.program(UNTIL)]
