@@ -15,7 +15,7 @@ JOB = {"name": "x", "command": ["true"], "cache_dirs": ["/mnt/x"]}
     ("values", "fine"),
     [
         ({"kind": "exit"}, True),
-        ({"kind": "http", "url": "http://127.0.0.1:8000/health", "status": 204}, True),
+        ({"kind": "http", "url": "http://127.0.0.1:8000/health"}, True),
         ({"kind": "tcp", "port": 8000}, True),
         ({"kind": "tcp", "port": "a lot"}, False),
         ({"kind": "log"}, False),
