@@ -17,6 +17,7 @@ IN_EVERY_RUN = {
     "test_harness.py",
     "test_report.py",
     "test_shared_caches.py",
+    "test_shared_stores.py",
 }
 
 

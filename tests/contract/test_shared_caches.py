@@ -13,13 +13,21 @@ import pytest
 
 from tests.contract.harness import WELL, Place, eventually
 
-HOLDS = "import fcntl, os, sys; fd = os.open(sys.argv[2], os.O_RDONLY); fcntl.flock(fd, getattr(fcntl, sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+HOLDS = """
+import fcntl, os, sys
+fd = os.open(sys.argv[2], os.O_RDONLY)
+fcntl.flock(fd, getattr(fcntl, sys.argv[1]))
+if "--child-holds" in sys.argv and os.fork():
+    os._exit(0)
+print("held", flush=True)
+sys.stdin.read()
+"""
 
 
 @contextlib.contextmanager
-def stranger(kind: str, path: Path) -> Iterator[int]:
+def stranger(kind: str, path: Path, *options: str) -> Iterator[int]:
     """A process that has locked a path; its pid."""
-    argv = [sys.executable, "-I", "-S", "-c", HOLDS, kind, str(path)]
+    argv = [sys.executable, "-I", "-S", "-c", HOLDS, kind, str(path), *options]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
         yield process.pid

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from prefect_cachewatch.common.locks import try_lock
 from prefect_cachewatch.common.proc_locks import LockLine, parse_locks
 from prefect_cachewatch.common.text import show_argv
-from prefect_cachewatch.supervise.proc import read_proc
+from prefect_cachewatch.supervise.proc import read_proc, read_status
 from prefect_cachewatch.supervise.reading import argv_within
 
 # struct flock of fcntl(2): type, whence, start, length, pid. The range is far behind any content, where no other
@@ -105,7 +105,7 @@ def find_holders(status: os.stat_result, budget_s: float = 1.0) -> list[LockHold
     mark = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     found: dict[int, bool] = {}
     for lock in _marked(read_proc("/proc/locks"), mark):
-        if os.path.exists(f"/proc/{lock.pid}"):  # the process that took it may have ended, and a child holds it
+        if _lives(lock.pid):  # the process that took it may have ended, and a child holds it
             found[lock.pid] = found.get(lock.pid, False) or lock.exclusive
     for name in os.listdir("/proc"):
         if time.monotonic() > end_s:
@@ -138,6 +138,16 @@ def describe_holders(holders: list[LockHolder]) -> str:
         argv = show_argv(holder.argv, _SHOWN_MAX)
         shown.append(f"pid {holder.pid}: {argv}" if argv else f"pid {holder.pid}")
     return ", ".join(shown)
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process has a thread that has not ended; asks no file that blocks while a process hangs."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return False
+    states = (read_status(f"/proc/{pid}/task/{thread}/status").get(b"State", b"X") for thread in threads)
+    return any(state[:1] not in (b"X", b"Z") for state in states)
 
 
 def _take_range(fd: int) -> bool | None:

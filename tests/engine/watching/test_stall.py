@@ -272,50 +272,21 @@ def test_temporary_files_seen_half_written_are_churning_all_the_same():
     assert 1215 <= flagged_s <= 6000
 
 
-def test_a_first_byte_after_the_churn_window_is_not_churning():
+# Bytes written and kept at each measurement: what was there before is no kept growth, so that its removal takes none away.
+KEEPS = {
+    "a first byte after the churn window": [(0, 0)] * 199 + [(MIB, MIB)] * 200,
+    "what it keeps of each write": [(MIB, MIB)] * 199,
+    "shards that are merged and deleted late": [(MIB, MIB)] * 99 + [(90 * MIB, -5 * MIB)] + [(MIB, MIB)] * 299,
+    "its own large cache that it deletes first": [(2**37, 2**37), (MIB, -(2**37))] + [(MIB, MIB)] * 197,
+    "temporary files beside a cache that grows": [(64 * MIB, -62 * MIB), (64 * MIB, 63 * MIB)] * 199,
+}
+
+
+@pytest.mark.parametrize("name", KEEPS)
+def test_one_that_keeps_something_is_not_churning(name):
     run = Run(stall_after_s=60, first_write_within_s=3600, poll_s=15)
-    for t in range(15, 3000, 15):
-        assert not run.at(t).final
-    for t in range(3000, 6000, 15):
-        assert not run.at(t, MIB).final
-
-
-def test_a_file_that_is_touched_for_hours_is_not_churning():
-    run = Run(stall_after_s=60, poll_s=15, progress="any")
-    run.at(0, 2**30)
-    for t in range(15, 10_000, 15):
-        assert not run.at(t, touched_age_s=0).final
-
-
-def test_shards_that_are_merged_and_deleted_late_are_not_churning():
-    run = Run(stall_after_s=60, poll_s=15)
-    for t in range(15, 1500, 15):
-        assert not run.at(t, MIB).final
-    run.at(1500, 90 * MIB, kept=-5 * MIB)
-    for t in range(1515, 6000, 15):
-        assert not run.at(t, MIB).final
-
-
-def test_a_generator_that_deletes_an_old_cache_and_then_writes_is_not_churning():
-    # What was there before is not kept growth, so that its deletion takes nothing from it.
-    run = Run(stall_after_s=60, poll_s=15)
-    for t in range(15, 3000, 15):
-        assert not run.at(t, MIB).final
-    assert run.rule.pause_s == 0
-
-
-def test_one_that_deletes_its_own_large_cache_and_then_keeps_what_it_writes_is_not_churning():
-    run = Run(stall_after_s=60, poll_s=15)
-    run.at(15, 100 * 2**30)
-    run.at(30, MIB, kept=-100 * 2**30)
-    for t in range(45, 3000, 15):
-        assert not run.at(t, MIB).final
-
-
-def test_temporary_files_beside_a_cache_that_grows_are_not_churning():
-    run = Run(stall_after_s=60, poll_s=15)
-    for n, t in enumerate(range(15, 6000, 15)):
-        assert not run.at(t, 64 * MIB, kept=63 * MIB if n % 2 else -62 * MIB).final
+    for number, (written, kept) in enumerate(KEEPS[name], start=1):
+        assert not run.at(15 * number, written, kept=kept).final
 
 
 def test_one_that_first_works_and_then_churns_is_churning_four_windows_later():
