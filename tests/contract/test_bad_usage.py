@@ -59,9 +59,22 @@ def test_bad_usage_is_one_line_and_nothing_runs(place: Place, case: str) -> None
         (["exe\x1b[2Jc"], ("exe\\\\x1b[2Jc", "did you mean exec?")),
         (["fleet"], ("JOBS.yaml", "cachewatch fleet --help")),
         (["generate", "--cache-dir", "cache", "--log", "cache/log.txt", "--", "true"], ("log.txt", "put it elsewhere")),
+        (
+            ["generate", "--store", ".", "--name", "m", "--key", "a=b", "--", "true"],
+            ("put {cache_dir}", "PATH={cache_dir}"),
+        ),
         (["generate", "-q", "--log", "--", "true"], ("'--log' requires an argument", "cachewatch generate --help")),
     ],
-    ids=["no directory", "no command", "unknown command", "hostile command", "missing argument", "log", "no value"],
+    ids=[
+        "no directory",
+        "no command",
+        "unknown command",
+        "hostile command",
+        "missing argument",
+        "log",
+        "not told where",
+        "no value",
+    ],
 )
 def test_what_is_missing_or_misspelt_is_named_in_one_line(
     place: Place, words: list[str], said: tuple[str, ...]

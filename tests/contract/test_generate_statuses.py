@@ -25,7 +25,7 @@ ENDS = {
 @pytest.mark.parametrize("case", ENDS)
 def test_the_status_says_how_it_ended_and_the_report_says_the_same(place: Place, case: str) -> None:
     script, options, status, outcome, kind = ENDS[case]
-    ran = place.generate(*options, command=["sh", "-c", script])
+    ran = place.generate(*options, command=["sh", "-c", script, "{cache_dir}"])
     assert ran.status == status, ran.stderr
     assert (ran.report["outcome"], ran.report["stall"]["kind"]) == (outcome, kind)
     assert "Traceback" not in ran.stderr

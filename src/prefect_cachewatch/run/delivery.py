@@ -425,7 +425,7 @@ def check_delivery(job: CacheJob, policy: PublishPolicy) -> None:
     if not any(PLACEHOLDER in word for word in told):
         raise InputError(
             f"the generator is not told where to write: put {PLACEHOLDER} where its command or environment names the "
-            "cache directory, as in --env TT_CACHE_PATH={PLACEHOLDER}"
+            f"cache directory, as in --env TT_CACHE_PATH={PLACEHOLDER}"
         )
 
 
