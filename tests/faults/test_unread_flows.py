@@ -53,7 +53,7 @@ def test_generate_ends_as_promised_though_nobody_reads(
     assert ended(own_sandbox, where, argv, PREFECT_API_URL=front.proxy.url) == 124
     report = own_sandbox.report()
     assert report["outcome"] == "stalled"
-    assert report["stop"]["decided_after_last_growth_s"] < WINDOW_S + 5
+    assert report["stop"]["decided_after_last_growth_s"] < WINDOW_S + 60
     assert living(tag) == []
     row.measured.append(("", f"decided after {report['stop']['decided_after_last_growth_s']:.1f} s"))
 
@@ -127,6 +127,6 @@ def test_a_flow_run_whose_worker_stands_still_or_is_gone_is_decided_and_ends(
         os.close(fd)
     report = own_sandbox.report()
     assert report["outcome"] == "stalled"
-    assert report["stop"]["decided_after_last_growth_s"] < WINDOW_S + 5
+    assert report["stop"]["decided_after_last_growth_s"] < WINDOW_S + 60
     assert living(tag) == []
     row.measured.append(("", f"ended after {time.monotonic() - began:.0f} s"))
