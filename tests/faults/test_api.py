@@ -126,9 +126,7 @@ def test_a_server_that_never_comes_back_is_said_by_exit_code_and_report(
 
 
 def test_a_slow_server_does_not_delay_detection(front: Front, own_sandbox: Sandbox, fault: Fault) -> None:
-    row = fault(
-        SECTION, "slow server", "5 s a request", "the decision waits for no answer (window 10 s), tree gone"
-    )
+    row = fault(SECTION, "slow server", "5 s a request", "the decision waits for no answer (window 10 s), tree gone")
     tag, command = own_sandbox.tree("plain", writes=80, interval_s=0.2)
     process = generate(own_sandbox, front.proxy.url, "slow", command, window="10s")
     until(lambda: len(os.listdir(own_sandbox.cache)) >= 3, 120, "the generator writes")

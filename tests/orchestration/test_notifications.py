@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -99,7 +100,9 @@ def test_the_third_stall_on_one_storage_is_told_and_two_on_another_are_not(paged
     subprocess.run([sys.executable, "-c", STALLS, sick, well, sick, well, sick], env=paged.server.env, check=True)
     told = paged.webhooks.wait_for(lambda one: sick in one.text, 120)
     assert told.body["subject"] == f"3 stalls on one storage: {sick}"
-    assert told.body["body"].startswith("The last one: e stalled")
+    assert re.match(
+        r"The last one: [ace] stalled", told.body["body"]
+    )  # a server counts what comes at once in any order
     assert named(paged.webhooks, well) == []
 
 
