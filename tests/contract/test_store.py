@@ -102,6 +102,7 @@ def marker(*files: str, **more: Any) -> bytes:
 UNFINISHED = [
     "w.tmp", "d/w.tensorbin.tmp.4711.3", "w.partial", "w.incomplete", "w.part", "w.crdownload", "w.bin~", "w.tmp-12",
     ".w.bin.Ab3dEf", "w.bin.6D1c9aE2", ".rsync-partial/w.bin", "tmpa1b2c3_d", ".tmpAbCdEf", "W.BIN.PART", "engine.tmp/0.engine",
+    "\x1b[2J\n.tmp",
 ]  # fmt: skip
 LOOK_ALIKE = [
     "tmp",
@@ -497,6 +498,26 @@ def test_a_build_that_a_dead_run_left_is_resumed_under_its_key_only(root: Path) 
     store = CacheStore(root)
     assert store.gc(NAME, keep=1, grace_s=3600).removed == ()
     assert len(store.gc(NAME, keep=1, grace_s=0).removed) == 2
+
+
+def test_a_file_that_may_be_cut_and_cannot_be_removed_is_never_published(tmp_path: Path) -> None:
+    def dies(build: Path) -> None:
+        (build / "a.bin").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        offer(tmp_path, dies)
+    (cut,) = (tmp_path / NAME / "builds").glob("*/a.bin")
+    if os.geteuid() != 0 or subprocess.run(["chattr", "+i", str(cut)], check=False, capture_output=True).returncode:
+        pytest.skip("no immutable files here")
+    try:
+        with pytest.raises(StoreError):
+            offer(tmp_path)
+        assert active(tmp_path) is None
+    finally:
+        subprocess.run(["chattr", "-i", str(cut)], check=True)
+    done = offer(tmp_path)
+    assert done.adopted and (done.path / "a.bin").read_bytes() == b"abc"
 
 
 def test_there_must_be_room_before_the_first_byte(root: Path) -> None:

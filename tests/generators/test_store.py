@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -19,7 +18,6 @@ from tests.generators.guarded import SCRIPTS, is_marked
 pytestmark = [pytest.mark.generators, pytest.mark.timeout(900)]
 
 CACHEWATCH = Path(sys.executable).with_name("cachewatch")
-MAGIC = b"LAYERS1\n"
 WINDOWS = ["--stall-after", "6s", "--first-write-within", "90s", "--poll", "0.5s", "--grace", "1s", "--backoff", "0.1s"]
 
 
@@ -53,22 +51,6 @@ def truncating(python: str, *words: str) -> list[str]:
     return [python, str(SCRIPTS / "truncating_layers.py"), "{cache_dir}", *words]
 
 
-def broken_layers(cache: Path) -> list[str]:
-    """Files that are not whole, by their own header."""
-    broken = []
-    for path in sorted(cache.rglob("*.tensorbin")):
-        data = path.read_bytes()
-        body = data[48:]
-        well = (
-            data[:8] == MAGIC
-            and int.from_bytes(data[8:16], "little") == len(body)
-            and data[16:48] == hashlib.sha256(body).digest()
-        )
-        if not well:
-            broken.append(path.name)
-    return broken
-
-
 def loaded(python: str, cache: Path) -> int:
     """Load every tensor with ttnn; a cut file would crash it."""
     answer = subprocess.run(
@@ -79,45 +61,6 @@ def loaded(python: str, cache: Path) -> int:
 
 def current(root: Path) -> Path:
     return (root / "store/llama/current").resolve(strict=True)
-
-
-def test_the_script_leaves_a_cut_final_file_and_the_next_run_keeps_it(tmp_path: Path) -> None:
-    # What all of this is for, shown without cachewatch.
-    command = [word.replace("{cache_dir}", str(tmp_path)) for word in truncating(sys.executable)]
-    killed = subprocess.run([*command, "--kill-at", "5"], check=False)
-    assert killed.returncode == -9
-    again = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (again.returncode, again.stdout) == (0, "wrote 6, kept 6\n")
-    assert broken_layers(tmp_path) == ["layers.5.w.tensorbin"]
-
-
-@pytest.mark.parametrize("how", ["--kill-at", "--freeze-at"])
-def test_a_generator_that_leaves_cut_files_is_killed_retried_published_and_whole(tmp_path: Path, how: str) -> None:
-    words = ["--layers", "30", "--pause", "0.4", "--once", str(tmp_path / "once"), how, "27"]
-    status, report, said = generate(tmp_path, truncating(sys.executable, *words), "--attempts", "3")
-    assert (status, report["outcome"], report["attempt"]) == (0, "completed", 2), said
-    assert "removed what may be cut, before resuming" in said and "layers.27.w.tensorbin" in said
-    assert "wrote 30, kept 0" not in said, "the whole ones were kept"
-    assert broken_layers(current(tmp_path)) == []
-    assert len(list(current(tmp_path).rglob("*.tensorbin"))) == 30
-
-
-def test_a_run_that_fails_leaves_the_old_cache_in_use_and_the_next_one_resumes(tmp_path: Path) -> None:
-    plain = truncating(sys.executable, "--layers", "6")
-    assert generate(tmp_path, plain, "--key", "revision=1")[0] == 0
-    old = current(tmp_path)
-    words = ["--layers", "30", "--pause", "0.4", "--once", str(tmp_path / "once"), "--kill-at", "25"]
-    cut = truncating(sys.executable, *words)
-    status, report, _ = generate(tmp_path, cut, "--key", "revision=2", "--attempts", "1")
-    assert (status, report["outcome"], report["publication"]["status"]) == (137, "failed", "unfinished")
-    assert current(tmp_path) == old and broken_layers(old) == []
-    assert broken_layers(Path(report["publication"]["path"])) == ["layers.25.w.tensorbin"]
-    status, report, said = generate(tmp_path, cut, "--key", "revision=2", "--attempts", "1")
-    assert (status, report["outcome"]) == (0, "completed"), said
-    assert current(tmp_path) == Path(report["publication"]["path"]) != old
-    assert broken_layers(current(tmp_path)) == []
-    status, report, _ = generate(tmp_path, cut, "--key", "revision=2")
-    assert (status, report["outcome"]) == (0, "cached")
 
 
 def test_real_tensors_written_in_place_and_cut_are_never_published_cut(tmp_path: Path, ttnn_python: str) -> None:

@@ -19,7 +19,6 @@ import pytest
 from prefect import State
 from prefect.events.clients import AssertingEventsClient
 from prefect.events.worker import EventsWorker
-from tests.support import mostly_apart
 
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.flows.deployment import deploy_cache
@@ -27,7 +26,6 @@ from prefect_cachewatch.flows.generation import GenerationSummary, generate_cach
 from prefect_cachewatch.publish.health import HealthCheck
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
-from prefect_cachewatch.publish.target import BuildRecipe
 
 pytestmark = pytest.mark.usefixtures("prefect_harness")
 
@@ -43,29 +41,6 @@ for n in range(4):
     if not os.path.exists(path):
         open(path, "wb").write(bytes([n]) * 50_000)
 """
-# As ttnn 0.72.0: files are written in place, and one that exists is kept, cut or not.
-CUTS = """
-import os, sys, time
-skipped = []
-for n in range(6):
-    path = os.path.join(sys.argv[1], f"layer{n}.bin")
-    if os.path.exists(path):
-        skipped.append(n)
-        continue
-    with open(path, "wb") as file:
-        for part in range(10):
-            file.write(bytes([n]) * 5_000)
-            file.flush()
-            if n == 4 and part == 5 and not os.path.exists(sys.argv[2]):
-                open(sys.argv[2], "w").close()
-                time.sleep(600)
-    time.sleep(0.7)
-open(sys.argv[2], "w").write(repr(skipped))
-"""
-# As cp -a, unzip and tar: files get dates from elsewhere. The cut one is the oldest of all, and none is from this year.
-LIES = CUTS.replace(
-    "                time.sleep(600)", "                os.utime(path, (1, 1)); time.sleep(600)"
-).replace("    time.sleep(0.7)", "    os.utime(path, (5e9 - n, 5e9 - n)); time.sleep(0.7)")
 
 
 @pytest.fixture
@@ -160,23 +135,6 @@ def test_a_whole_cache_of_the_same_key_is_not_generated_again(store: CacheStore,
     store.verify("llama")
 
 
-@pytest.mark.campaign
-def test_a_whole_build_that_was_published_and_never_current_is_only_activated(
-    store: CacheStore, events: list[Any]
-) -> None:
-    run(job(), policy(store))
-    made = run(job(), policy(store, cache_key={"v": 2}, activate=False)).result().publication
-    assert (made.current, builds(store)) == (None, ["published", "active"])
-    events.clear()
-    state = run(job(), policy(store, cache_key={"v": 2}))
-    assert state.name == "Cached"
-    assert Path(store.current_path("llama")).resolve() == Path(made.path)
-    assert named(events, "cachewatch.cache") == ["cachewatch.cache.activated"]
-    # One that was rolled back from is generated again.
-    store.rollback("llama")
-    assert run(job(), policy(store, cache_key={"v": 2})).name == "Completed"
-
-
 def test_what_the_checks_refuse_lies_in_quarantine_and_the_old_cache_stays(
     store: CacheStore, tmp_path: Path, events: list[Any]
 ) -> None:
@@ -214,12 +172,6 @@ def test_the_users_check_command_decides(
     assert builds(store) == ["quarantined"]
 
 
-@pytest.mark.campaign
-def test_a_generator_that_removes_its_build_is_told_in_one_sentence(store: CacheStore) -> None:
-    state = run(job(WRITES + "import shutil; shutil.rmtree(sys.argv[1])"), policy(store))
-    assert state.name == "VerificationFailed" and str(state.message).startswith("there is no build ")
-
-
 def test_a_check_command_that_does_not_exist_is_refused_before_the_generation(store: CacheStore) -> None:
     state = run(job(), policy(store, check_command=["/no/such/check"]))
     assert state.name == "Refused" and "/no/such/check" in str(state.message)
@@ -233,18 +185,6 @@ def test_a_variable_tells_the_generator_where_to_write(store: CacheStore) -> Non
     assert run(told, policy(store)).name == "Completed"
     refused = run(plain, policy(store))
     assert refused.name == "Refused" and "is not told where to write" in str(refused.message)
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("code", mostly_apart([CUTS, LIES], [CUTS]), ids=["cuts", "lies"])
-def test_a_generator_that_keeps_cut_files_is_resumed_without_them(store: CacheStore, tmp_path: Path, code: str) -> None:
-    mark = tmp_path / "mark"
-    state = run(job(code, str(mark)), policy(store), retry=AGAIN)
-    assert state.name == "Completed", state.message
-    kept = json.loads(mark.read_text())
-    assert {0, 1} <= set(kept) and 4 not in kept, "the cut one was written again, those long finished were kept"
-    for n in range(6):
-        assert (Path(store.current_path("llama")) / f"layer{n}.bin").read_bytes() == bytes([n]) * 50_000
 
 
 # As a container does: some files are another user's, one whole and one cut when the generator hangs.
@@ -312,30 +252,6 @@ def test_a_file_of_another_user_that_may_be_cut_and_cannot_be_removed_ends_the_r
     finally:
         for cut in Path(store.root).glob("llama/builds/*/late.bin"):
             subprocess.run(["chattr", "-i", cut], check=True)
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("code", mostly_apart([CUTS, LIES], [CUTS]), ids=["cuts", "lies"])
-def test_the_next_run_resumes_what_a_stalled_one_left(store: CacheStore, tmp_path: Path, code: str) -> None:
-    mark = tmp_path / "mark"
-    report = tmp_path / "report.json"
-    state = run(job(code, str(mark)), policy(store), outputs={"report": report})
-    assert state.name == "Stalled"
-    written = json.loads(report.read_text())
-    assert (written["outcome"], written["publication"]["status"]) == ("stalled", "unfinished")
-    assert builds(store) == ["abandoned"]
-    assert not Path(store.current_path("llama")).exists()
-    state = run(job(code, str(mark)), policy(store))
-    assert state.name == "Completed"
-    assert state.result().publication.path == written["publication"]["path"]
-    kept = json.loads(mark.read_text())
-    assert {0, 1} <= set(kept) and 4 not in kept
-
-
-def test_a_second_publisher_is_refused_and_told_who_the_first_is(store: CacheStore) -> None:
-    with store.begin("llama", BuildRecipe.of(["x"], policy(store))):
-        state = run(job(), policy(store))
-    assert state.name == "Refused" and f"held by pid {os.getpid()}" in str(state.message)
 
 
 # -- deploy_cache

@@ -204,15 +204,6 @@ def test_what_a_run_had_open_at_its_end_is_suspect_for_the_next_run_however_long
 # -- clean-up
 
 
-def test_leftovers_of_a_killed_clean_up_are_removed_by_the_next_publisher(store):
-    publish(store)
-    for where in ("c", "c/builds"):
-        (store.root / where / ".cachewatch-trash-00112233aabbccdd/d").mkdir(parents=True)
-    assert len(store.list_builds("c")) == 1
-    publish(store)
-    assert not list(store.root.glob("c/**/.cachewatch-trash-*"))
-
-
 def test_the_example_of_the_documentation_runs(store):
     publish(store, name="llama-3-70b-n300")
     text = (Path(__file__).parents[3] / "docs/store.md").read_text()

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from prefect_cachewatch.errors import BuildDamaged
-from prefect_cachewatch.publish.activation import rollback_order
-from prefect_cachewatch.publish.checks import check_tree, find_suspects
+from prefect_cachewatch.publish.checks import find_suspects
 from prefect_cachewatch.publish.collection import Candidate, plan_collection
 from prefect_cachewatch.publish.manifest import (
     FileEntry,
@@ -22,8 +21,7 @@ from prefect_cachewatch.publish.names import (
     make_build_id,
 )
 from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.publish.tree import BuildTree, ScannedFile
-from prefect_cachewatch.publish.verification import compare_files
+from prefect_cachewatch.publish.tree import ScannedFile
 
 
 def file(path, size=10, mtime_s=0.0, inode=None, links=1):
@@ -108,13 +106,6 @@ def test_a_manifest_reads_back_as_it_was_written(entries, argv):
     assert decode_manifest(encode_manifest(written), "m") == written
 
 
-def test_names_that_are_not_utf8_survive_the_manifest():
-    name = b"w\xff\xfe.bin".decode("utf-8", "surrogateescape")
-    data = encode_manifest(manifest([FileEntry(name, 1, "0" * 64)]))
-    assert data.isascii()
-    assert decode_manifest(data, "m").files[0].path.encode("utf-8", "surrogateescape") == b"w\xff\xfe.bin"
-
-
 SAMPLE = encode_manifest(manifest([FileEntry("a/b.bin", 12, "ab" * 32), FileEntry("c", 3, "cd" * 32)]))
 
 
@@ -144,25 +135,7 @@ def test_a_manifest_that_names_a_path_outside_the_build_is_refused(path):
 # -- comparison
 
 
-def kinds(problems):
-    return [(problem.kind, problem.path) for problem in problems]
-
-
-def test_quick_comparison_sees_missing_cut_and_added_files():
-    listed = manifest([FileEntry("a", 1, "0" * 64), FileEntry("b", 2, "0" * 64), FileEntry("c", 3, "0" * 64)])
-    assert kinds(compare_files(listed, {"a": 1, "b": 1, "x": 1}, {})) == [
-        ("size", "b"),
-        ("missing", "c"),
-        ("unexpected", "x"),
-    ]
-
-
 # -- checks
-
-
-def test_a_hostile_name_in_a_finding_is_harmless():
-    message = check_tree(BuildTree([file("a"), file("\x1b[2J\n.tmp")]), policy())[0].message
-    assert "\x1b" not in message and "\n" not in message
 
 
 # -- suspects
@@ -239,14 +212,6 @@ def test_what_the_watch_saw_growing_or_open_is_suspect():
 # -- the way back
 
 
-def test_a_roll_back_goes_to_what_was_active_before_and_not_to_what_was_rolled_back_from():
-    assert rollback_order(("a", "b", "c"), "c") == ["b", "a"]
-    assert rollback_order(("a", "b", "c"), "b") == ["a"]
-    assert rollback_order(("a", "b", "a"), "a") == ["b"]
-    assert rollback_order(("a",), "a") == []
-    assert rollback_order((), None) == []
-
-
 # -- retention
 
 HOUR = 3600.0
@@ -267,19 +232,6 @@ def removed(builds, keep=2, keep_quarantined=1, grace_s=HOUR, now_s=1e9, order=(
 def test_what_a_roll_back_would_go_to_stays_before_newer_ones():
     builds = [Candidate(name, "published", 0) for name in "abd"] + [Candidate("c", "active", 0)]
     assert removed(builds, keep=2, order=["a"]) == {"b", "d"}
-
-
-@pytest.mark.parametrize("state", ["published", "abandoned", "quarantined"])
-def test_a_young_or_pinned_build_stays(state):
-    assert removed([Candidate("a", state, 1e9 - HOUR + 1)], keep_quarantined=0, keep=1) == set()
-    fillers = [Candidate("z", "active", 0)]
-    assert removed([Candidate("a", state, 0, pinned=True), *fillers], keep_quarantined=0, keep=1) == set()
-    assert removed([Candidate("a", state, 1e9 - HOUR), *fillers], keep_quarantined=0, keep=1) == {"a"}
-
-
-def test_a_build_being_written_and_a_damaged_one_stay():
-    builds = [Candidate("a", "staging", 0), Candidate("b", "damaged", 0), Candidate("c", "active", 0)]
-    assert removed(builds, keep=1) == set()
 
 
 def test_a_clock_that_ran_backwards_removes_nothing():

@@ -42,20 +42,6 @@ def listed(store):
 # -- what a generator puts into a build
 
 
-def test_a_build_seeded_with_the_last_one_and_then_stalled_is_resumed_and_collected(store):
-    first = publish(store)
-    with store.begin("c", recipe_of(store)) as build:
-        subprocess.run(["cp", "-a", f"{first.path}/.", build.path], check=True)
-    assert listed(store)[build.build_id].state == "abandoned"
-    with store.begin("c", recipe_of(store)) as again:
-        assert again.adopted and again.build_id == build.build_id
-    with store.begin("c", recipe_of(store, "other")) as other:
-        other.discard()
-    assert listed(store)[build.build_id].state == "abandoned"
-    store.gc("c", keep=1, grace_s=0)
-    assert list(listed(store)) == [first.build_id]
-
-
 AS_NOBODY = """
 import os, sys
 from pathlib import Path
