@@ -36,9 +36,6 @@ def listed(store):
     return {build.build_id: build for build in store.list_builds("c")}
 
 
-# -- what is known
-
-
 # -- what a generator puts into a build
 
 
