@@ -1,0 +1,271 @@
+"""Nobody survives: process trees of every shape, and everything that ends a run; through `cachewatch exec`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.contract.harness import QUICK, WELL, Place, eventually, state
+
+TREES = Path(__file__).with_name("trees.py")
+LIFE_S = 300
+
+
+class Tree:
+    """A guarded generator of some shape, whose processes are known by their name."""
+
+    def __init__(self, place: Place, shape: str) -> None:
+        self.place, self.shape, self.tag = place, shape, f"t{uuid.uuid4().hex[:14]}"
+        self.process: subprocess.Popen[str]
+        place.cache.mkdir(exist_ok=True)
+
+    def start(self, *options: object, writes: int = -1, before: tuple[str, ...] = ()) -> None:
+        trees = [sys.executable, "-I", "-S", TREES, self.tag, LIFE_S, self.shape, self.place.cache, writes, 0.1]
+        report = ("--no-bundle", "--report", self.place.root / "report.json")
+        self.process = self.place.start(
+            "exec", "--cache-dir", self.place.cache, *options, *report, "--", *before, *trees, start_new_session=True
+        )
+
+    def living(self) -> list[int]:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit() and self._lives_here(name)]
+
+    def _lives_here(self, pid: str) -> bool:
+        """Whether one of its threads lives: the first one may have ended."""
+        with contextlib.suppress(OSError):  # it ends just now
+            if Path(f"/proc/{pid}/comm").read_text() == f"{self.tag}\n":
+                threads = [Path(path, "stat").read_text() for path in Path(f"/proc/{pid}/task").iterdir()]
+                return any(text[text.rindex(")") + 2] not in "ZX" for text in threads)
+        return False
+
+    def stand(self) -> None:
+        """Wait until the whole tree lives, and has written."""
+        assert eventually(lambda: len(self.living()) >= SHAPES[self.shape] and any(self.place.cache.iterdir()))
+
+    def guards(self) -> list[int]:
+        """Those between the command and its generator, the outer one first."""
+        ways = [[parent.pid for parent in psutil.Process(pid).parents()] for pid in self.living()]
+        way = next(way for way in ways if self.process.pid in way)
+        return way[: way.index(self.process.pid)][::-1]
+
+    def known(self) -> None:
+        """Wait until the state directory tells of each process, as also a wiped environment cannot prevent."""
+
+        def told() -> str:
+            files = [path for path in (self.place.root / "state").rglob("*") if path.is_file()]
+            return "\n".join(path.read_text(errors="replace") for path in files)
+
+        assert eventually(lambda: all(str(pid) in told() for pid in self.living()))
+
+    def status(self) -> int:
+        """Wait for the command, and until nobody holds its streams."""
+        self.process.communicate(timeout=120)
+        return self.process.returncode
+
+    def report(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.place.root / "report.json").read_text())
+        return found
+
+    def assert_gone(self) -> None:
+        assert eventually(lambda: not self.living()), f"left: {self.living()}"
+        self.place.assert_nobody()  # neither a guard nor a scanner
+
+
+@pytest.fixture
+def tree(place: Place, request: pytest.FixtureRequest) -> Iterator[Tree]:
+    """A tree of the shape that the row names."""
+    made = Tree(place, request.node.callspec.params.get("shape", "daemon"))
+    if made.shape == "user" and os.geteuid() != 0:
+        pytest.skip("only root can change its user")
+    yield made
+    for pid in [*made.living(), *place.everybody()]:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_a_stalled_tree_is_gone_when_the_command_ends(tree: Tree, shape: str) -> None:
+    tree.start(*QUICK, "--stall-after", "1500ms", "--first-write-within", "60s", writes=3)
+    assert tree.status() == 124
+    assert tree.living() == []
+    report = tree.report()
+    assert (report["outcome"], report["stall"]["kind"], report["stop"]["survivors"]) == ("stalled", "no_growth", [])
+    assert len(report["stop"]["terminated"]) + len(report["stop"]["killed"]) >= 1
+    tree.assert_gone()
+
+
+@pytest.mark.parametrize("shape", ["bomb", "daemon", "leaderless", "orphan", "sessions", "stopped", "thread"])
+def test_a_killed_command_leaves_nobody(tree: Tree, shape: str) -> None:
+    tree.start(*WELL)
+    tree.stand()
+    tree.process.kill()
+    assert tree.status() == -signal.SIGKILL
+    tree.assert_gone()
+    assert not (tree.place.root / "report.json").exists()
+
+
+def killed(tree: Tree, *which: int, number: int = signal.SIGKILL) -> None:
+    pids = [tree.guards()[index] for index in which]
+    for pid in pids:  # so that neither acts on the death of the other
+        os.kill(pid, signal.SIGSTOP)
+    for pid in pids[::-1]:  # the death of a parent would let its stopped child go on
+        os.kill(pid, number)
+
+
+def stopped(tree: Tree) -> None:
+    for pid in tree.guards():
+        os.kill(pid, signal.SIGSTOP)
+        assert eventually(lambda pid=pid: state(pid) == "T")
+
+
+def sent(name: str) -> Callable[[Tree], None]:
+    return lambda tree: tree.process.send_signal(getattr(signal, name))
+
+
+def to_group(name: str) -> Callable[[Tree], None]:
+    return lambda tree: os.killpg(tree.process.pid, getattr(signal, name))
+
+
+# What ends the run, and of which shape -> what is done, the exit status, the outcome.
+ENDS: dict[tuple[str, str], tuple[Callable[[Tree], object], int, str]] = {
+    ("SIGTERM", "sessions"): (sent("SIGTERM"), 143, "cancelled"),
+    ("SIGTERM", "stopped"): (sent("SIGTERM"), 143, "cancelled"),
+    ("SIGTERM", "bomb"): (sent("SIGTERM"), 143, "cancelled"),
+    ("Ctrl-C", "term_ignorer"): (to_group("SIGINT"), 130, "cancelled"),
+    ("a closed terminal", "nohup"): (to_group("SIGHUP"), 129, "cancelled"),
+    ("the outer guard is killed", "daemon"): (lambda tree: killed(tree, 0), 125, "failed"),
+    ("the inner guard is killed", "daemon"): (lambda tree: killed(tree, 1), 125, "failed"),
+    ("the inner guard is killed", "bomb"): (lambda tree: killed(tree, 1), 125, "failed"),
+    ("both guards are killed", "sessions"): (lambda tree: killed(tree, 0, 1), 125, "failed"),
+    ("both guards are killed", "chain"): (lambda tree: killed(tree, 0, 1), 125, "failed"),
+    ("both guards are killed, once it is known", "daemon"): (
+        lambda tree: (tree.known(), killed(tree, 0, 1)), 125, "failed",
+    ),
+    ("the guards are stopped, then SIGTERM", "daemon"): (
+        lambda tree: (stopped(tree), sent("SIGTERM")(tree)), 143, "cancelled",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("end", "shape"), ENDS)
+def test_whatever_ends_the_run_ends_its_tree(tree: Tree, end: str, shape: str) -> None:
+    act, status, outcome = ENDS[end, shape]
+    tree.start(*WELL)
+    tree.stand()
+    act(tree)
+    assert tree.status() == status
+    tree.assert_gone()
+    report = tree.report()
+    assert report["outcome"] == outcome
+    assert (report["stop"] or {}).get("survivors", []) == []
+
+
+def test_stopped_guards_do_not_hold_up_the_end_of_a_stalled_tree(tree: Tree) -> None:
+    tree.start(*QUICK, "--stall-after", "10s", "--first-write-within", "60s", writes=3)
+    tree.stand()
+    stopped(tree)
+    assert tree.status() == 124
+    tree.assert_gone()
+    assert tree.report()["stop"]["survivors"] == []
+
+
+def test_stopped_guards_act_on_the_death_of_the_command(tree: Tree) -> None:
+    tree.start(*WELL)
+    tree.stand()
+    stopped(tree)
+    tree.process.kill()
+    assert tree.status() == -signal.SIGKILL
+    tree.assert_gone()
+
+
+def test_a_guard_that_is_stopped_and_whose_generator_ends_hides_no_status(place: Place) -> None:
+    source = """
+        parents = [os.getppid(), int(Path(f'/proc/{os.getppid()}/stat').read_text().rpartition(') ')[2].split()[1])]
+        (PLACE / 'cache/a').write_bytes(b'x' * 9000)
+        for pid in parents[::-1]:
+            os.kill(pid, 19)
+        sys.exit(7)
+    """
+    ran = place.exec(*WELL, command=place.program(source))
+    assert (ran.status, ran.report["outcome"], ran.report["exit_code"]) == (7, "failed", 7)
+    place.assert_nobody()
+
+
+def test_the_time_limit_ends_a_tree_that_writes_on(tree: Tree) -> None:
+    tree.start(*WELL, "--max-duration", "2s")
+    assert tree.status() == 124
+    tree.assert_gone()
+    assert tree.report()["stop"]["survivors"] == []
+
+
+# What the command does whose child it leaves behind -> options, exit status, outcome. It leaves when the tree stands.
+LEAVES = {
+    "it fails": ("exit 5", (), 5, "failed"),
+    "it is killed": ("kill -KILL $$", (), 137, "failed"),
+    "it ends well, and only it is waited for": ("exit 0", ("--wait-for", "leader"), 0, "completed"),
+}
+
+
+@pytest.mark.parametrize("how", LEAVES)
+def test_what_a_command_leaves_behind_is_stopped(tree: Tree, how: str) -> None:
+    end, options, status, outcome = LEAVES[how]
+    go = tree.place.root / "go"
+    script = f'"$@" & while ! [ -e {go} ]; do sleep 0.1; done; {end}'
+    tree.start(*WELL, *options, before=("sh", "-c", script, "sh"))
+    tree.stand()
+    go.touch()
+    assert tree.status() == status
+    tree.assert_gone()
+    assert tree.report()["outcome"] == outcome
+
+
+def test_what_a_command_leaves_behind_is_waited_for_and_watched(tree: Tree) -> None:
+    script = '"$@" & sleep 0.5; exit 0'
+    options = ("--stall-after", "1500ms", "--first-write-within", "60s")
+    tree.start(*QUICK, *options, writes=20, before=("sh", "-c", script, "sh"))
+    assert tree.status() == 124
+    tree.assert_gone()
+    assert tree.report()["growth"]["files_present"] == 20
+
+
+def everybody_killed(tree: Tree) -> list[int]:
+    """As where the host's memory ends: the command and its guards die before any of them can act; who is left."""
+    tree.start(*WELL)
+    tree.stand()
+    tree.known()
+    all_three = [tree.process.pid, *tree.guards()]
+    for pid in all_three:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in all_three[::-1]:
+        os.kill(pid, signal.SIGKILL)
+    tree.process.wait(60)
+    left = tree.living()
+    assert left, "nobody outlived the guards: this shows nothing"
+    return left
+
+
+@pytest.mark.parametrize("shape", ["bomb", "daemon", "sessions"])
+def test_who_outlives_command_and_guards_is_found_by_doctor(tree: Tree, shape: str) -> None:
+    everybody_killed(tree)
+    ran = tree.place.run("doctor", "--no-prefect", "--json")
+    assert ran.status == 0, ran.stdout
+    assert tree.living() == []
+    tree.assert_gone()
+
+
+def test_who_outlives_command_and_guards_is_stopped_by_the_next_run(tree: Tree) -> None:
+    left = everybody_killed(tree)
+    ran = tree.place.exec(*WELL, command=["true"])
+    assert ran.status == 0, ran.stderr
+    assert tree.living() == []
+    assert any(f"pid {pid} " in note for note in ran.report["notes"] for pid in left)
