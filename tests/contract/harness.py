@@ -145,9 +145,10 @@ class Place:
     def assert_nobody(self) -> None:
         """Fail if a process of this place does not end; it is killed then."""
         eventually(lambda: not self.everybody())
-        left = self.everybody()
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
+        left = {}
+        for pid in self.everybody():
+            with contextlib.suppress(OSError):
+                left[pid] = (state(pid), Path(f"/proc/{pid}/cmdline").read_text(), Path(f"/proc/{pid}/wchan").read_text())
                 os.kill(pid, signal.SIGKILL)
         assert not left
 

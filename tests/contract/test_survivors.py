@@ -20,13 +20,18 @@ from tests.contract.harness import QUICK, WELL, Place, eventually, state
 
 TREES = Path(__file__).with_name("trees.py")
 LIFE_S = 300
+# How many processes live at least, once a tree stands.
+SHAPES = {
+    "plain": 1, "term_ignorer": 2, "daemon": 2, "sessions": 201, "bomb": 30, "chain": 100, "stopped": 2, "groups": 5, "orphan": 2,
+    "thread": 2, "leaderless": 1, "traced": 3, "term_starter": 1, "nohup": 2, "user": 2,
+}  # fmt: skip
 
 
 class Tree:
     """A guarded generator of some shape, whose processes are known by their name."""
 
     def __init__(self, place: Place, shape: str) -> None:
-        self.place, self.shape, self.tag = place, shape, f"t{uuid.uuid4().hex[:14]}"
+        self.place, self.shape, self.tag = place, shape, f"t{uuid.uuid4().hex[:13]}"
         self.process: subprocess.Popen[str]
         place.cache.mkdir(exist_ok=True)
 
@@ -37,20 +42,21 @@ class Tree:
             "exec", "--cache-dir", self.place.cache, *options, *report, "--", *before, *trees, start_new_session=True
         )
 
-    def living(self) -> list[int]:
-        return [int(name) for name in os.listdir("/proc") if name.isdigit() and self._lives_here(name)]
+    def living(self, settled: bool = False) -> list[int]:
+        pids = [name for name in os.listdir("/proc") if name.isdigit()]
+        return [int(pid) for pid in pids if self._has(pid, self.tag + "+" * settled)]
 
-    def _lives_here(self, pid: str) -> bool:
-        """Whether one of its threads lives: the first one may have ended."""
+    def _has(self, pid: str, name: str) -> bool:
+        """Whether it is called so and lives; that is, one of its threads, for the first one may have ended."""
         with contextlib.suppress(OSError):  # it ends just now
-            if Path(f"/proc/{pid}/comm").read_text() == f"{self.tag}\n":
+            if Path(f"/proc/{pid}/comm").read_text().startswith(name):
                 threads = [Path(path, "stat").read_text() for path in Path(f"/proc/{pid}/task").iterdir()]
                 return any(text[text.rindex(")") + 2] not in "ZX" for text in threads)
         return False
 
     def stand(self) -> None:
         """Wait until the whole tree lives, and has written."""
-        assert eventually(lambda: len(self.living()) >= SHAPES[self.shape] and any(self.place.cache.iterdir()))
+        assert eventually(lambda: len(self.living(settled=True)) >= SHAPES[self.shape] and any(self.place.cache.iterdir()))
 
     def guards(self) -> list[int]:
         """Those between the command and its generator, the outer one first."""
@@ -84,7 +90,7 @@ class Tree:
 @pytest.fixture
 def tree(place: Place, request: pytest.FixtureRequest) -> Iterator[Tree]:
     """A tree of the shape that the row names."""
-    made = Tree(place, request.node.callspec.params.get("shape", "daemon"))
+    made = Tree(place, request.getfixturevalue("shape") if "shape" in request.fixturenames else "daemon")
     if made.shape == "user" and os.geteuid() != 0:
         pytest.skip("only root can change its user")
     yield made

@@ -1,9 +1,11 @@
 """Generators of awkward shapes, run as a script: `python trees.py TAG LIFE_S SHAPE [DIR WRITES INTERVAL_S]`.
 
 Standard library only, readable by any user. Every process carries TAG as its name (/proc/PID/comm), which a wiped
-environment does not take away, and ends by itself after LIFE_S. The first process writes.
+environment does not take away, with a + behind it once it stays as it is; it ends by itself after LIFE_S. The first
+process writes.
 """
 
+import contextlib
 import ctypes
 import os
 import random
@@ -17,19 +19,15 @@ DIRECTORY = sys.argv[4] if len(sys.argv) > 4 else ""
 WRITES = int(sys.argv[5]) if len(sys.argv) > 5 else 0
 INTERVAL_S = float(sys.argv[6]) if len(sys.argv) > 6 else 0.1
 END_S = time.monotonic() + LIFE_S
-# How many processes live at least, once a tree stands.
-SHAPES = {
-    "plain": 1, "term_ignorer": 2, "daemon": 2, "sessions": 201, "bomb": 30, "chain": 100, "stopped": 2, "groups": 4, "orphan": 2,
-    "thread": 2, "leaderless": 1, "traced": 2, "term_starter": 1, "nohup": 2, "user": 2,
-}  # fmt: skip
 
 
-def name_me() -> None:
-    with open("/proc/thread-self/comm", "w") as file:
-        file.write(TAG)
+def name_me(settled: bool = False) -> None:
+    with contextlib.suppress(OSError), open("/proc/thread-self/comm", "w") as file:  # root's, once the user has changed
+        file.write(TAG + "+" * settled)
 
 
 def idle() -> None:
+    name_me(True)
     while (left_s := END_S - time.monotonic()) > 0:
         time.sleep(left_s)
     os._exit(0)
@@ -37,6 +35,7 @@ def idle() -> None:
 
 def write() -> None:
     """Write one file after the other; all of them, then silence; for ever if WRITES is negative."""
+    name_me(True)
     done = 0
     while WRITES < 0 or done < WRITES:
         if time.monotonic() > END_S:
@@ -103,6 +102,7 @@ def chain(left: int = 98) -> None:
 
 def respawn(stubborn: bool) -> None:
     """One line of a bomb: it goes on in a new process every half second, and at each SIGTERM."""
+    name_me(True)
     if stubborn:
         ignore_term()
 
@@ -124,6 +124,7 @@ def groups() -> None:
 
 
 def other_user() -> None:
+    name_me(True)
     os.setgroups([])
     os.setresgid(65534, 65534, 65534)
     os.setresuid(65534, 65534, 65534)
@@ -162,7 +163,7 @@ def main() -> None:
     elif SHAPE == "chain":
         child(chain)
     elif SHAPE == "stopped":
-        child(lambda: (ignore_term(), os.kill(os.getpid(), signal.SIGSTOP), idle()))
+        child(lambda: (ignore_term(), name_me(True), os.kill(os.getpid(), signal.SIGSTOP), idle()))
     elif SHAPE == "groups":
         child(groups)
         child(groups)
@@ -180,7 +181,8 @@ def main() -> None:
         signal.signal(signal.SIGTERM, start_at_term)
     elif SHAPE == "leaderless":
         ignore_term()
-        threading.Thread(target=lambda: (name_me(), write(), idle())).start()
+        name_me(True)
+        threading.Thread(target=lambda: (write(), idle())).start()
         ctypes.CDLL(None).pthread_exit(None)
     elif SHAPE == "hog":
         write()
