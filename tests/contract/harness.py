@@ -148,7 +148,11 @@ class Place:
         left = {}
         for pid in self.everybody():
             with contextlib.suppress(OSError):
-                left[pid] = (state(pid), Path(f"/proc/{pid}/cmdline").read_text(), Path(f"/proc/{pid}/wchan").read_text())
+                left[pid] = (
+                    state(pid),
+                    Path(f"/proc/{pid}/cmdline").read_text(),
+                    Path(f"/proc/{pid}/wchan").read_text(),
+                )
                 os.kill(pid, signal.SIGKILL)
         assert not left
 

@@ -56,6 +56,8 @@ class Grows(NamedTuple):
     begin: str = ""
     """Growth too: done first, and measured."""
     options: tuple[str, ...] = ()
+    in_parts: bool = False
+    """Whether a measurement may see a part of the step."""
 
 
 GROWS = {
@@ -64,7 +66,7 @@ GROWS = {
     "a new file 90 levels deep": Grows(
         "put(C.joinpath(*'d' * 90, f'{n}'))", before="C.joinpath(*'d' * 90).mkdir(parents=True)"
     ),
-    "a thousand small files": Grows("for m in range(1000): put(C / f'{n}.{m}', size=20)"),
+    "a thousand small files": Grows("for m in range(1000): put(C / f'{n}.{m}', size=20)", in_parts=True),
     "a file that is moved in": Grows("put(OUT / 'x'); os.rename(OUT / 'x', C / f'{n}')"),
     "a directory that is moved in": Grows(
         "(OUT / 'd').mkdir(); put(OUT / 'd/x'); os.rename(OUT / 'd', C / f'{n}')",
@@ -127,7 +129,8 @@ def test_growth_ends_the_pause_and_its_bytes_count(place: Place, case: str) -> N
     ran = watched(place, *WELL, *options, source=steps)
     assert (ran.status, ran.report["outcome"]) == (0, "completed"), ran.stderr
     assert ran.report["growth"]["bytes_written"] == row.written
-    assert growths(ran) == 3 + bool(row.begin), ran.stderr
+    steps_seen = 3 + bool(row.begin)
+    assert growths(ran) == steps_seen or (row.in_parts and growths(ran) > steps_seen), ran.stderr
 
 
 class Hangs(NamedTuple):

@@ -56,7 +56,9 @@ class Tree:
 
     def stand(self) -> None:
         """Wait until the whole tree lives, and has written."""
-        assert eventually(lambda: len(self.living(settled=True)) >= SHAPES[self.shape] and any(self.place.cache.iterdir()))
+        assert eventually(
+            lambda: len(self.living(settled=True)) >= SHAPES[self.shape] and any(self.place.cache.iterdir())
+        )
 
     def guards(self) -> list[int]:
         """Those between the command and its generator, the outer one first."""
@@ -254,7 +256,7 @@ def everybody_killed(tree: Tree) -> list[int]:
         os.kill(pid, signal.SIGSTOP)
     for pid in all_three[::-1]:
         os.kill(pid, signal.SIGKILL)
-    tree.process.wait(60)
+    tree.status()
     left = tree.living()
     assert left, "nobody outlived the guards: this shows nothing"
     return left

@@ -11,7 +11,6 @@ system that can hang (see fuse_server.py), and --sshfs one that says it is sshfs
 import ctypes
 import os
 import sys
-import time
 
 CLONE_NEWNS, MS_REC, MS_PRIVATE, MS_BIND = 0x20000, 0x4000, 1 << 18, 0x1000
 libc = ctypes.CDLL(None, use_errno=True)
@@ -58,28 +57,6 @@ def mount_overlay(directory: str, options: str) -> None:
     mount("overlay", directory, "overlay", 0, f"lowerdir={lower},upperdir={upper}/up,workdir={upper}/work,{options}")
 
 
-def mount_fuse(directory: str, pid_file: str, kind: str) -> None:
-    """Mount a file system of `fuse_server` and start its process, whose pid goes to a file."""
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    from fuse_server import Server
-
-    fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-    mount("hanging", directory, kind, 0, f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other")
-    if os.fork() == 0:
-        os.setsid()
-        null = os.open("/dev/null", os.O_RDWR)
-        for target in (0, 1, 2):
-            os.dup2(null, target)
-        with open(pid_file + ".new", "w") as file:
-            file.write(str(os.getpid()))
-        os.rename(pid_file + ".new", pid_file)
-        Server(fd).serve()
-        os._exit(0)
-    os.close(fd)
-    while not os.path.exists(pid_file):
-        time.sleep(0.005)
-
-
 def main(words: list[str]) -> None:
     if libc.unshare(CLONE_NEWNS):
         raise SystemExit(f"unshare: {os.strerror(ctypes.get_errno())}")
@@ -115,7 +92,10 @@ def main(words: list[str]) -> None:
     for directory, options in overlays:
         mount_overlay(directory, options)
     for directory, pid_file, kind in fuse:
-        mount_fuse(directory, pid_file, kind)
+        sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        import fuse_server
+
+        fuse_server.mount(directory, pid_file, kind=kind)
     if uid is not None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)

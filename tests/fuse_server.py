@@ -1,33 +1,33 @@
-"""A file system in memory that can stop answering: SIGUSR1 swallows every request, SIGUSR2 answers them all.
+"""A file system in memory that can stop answering, run as a script by root: `fuse_server.py DIR [PIDFILE [MODE]]` mounts and serves it.
 
-SIGHUP gives every file another inode number, as sshfs and rclone do when the kernel has forgotten it. SIGALRM uses
-up a quota: from then on nothing is written or made.
+SIGUSR1 swallows every request, SIGUSR2 answers them all: PIDFILE.waits is there as long as one waits. SIGHUP gives every file another
+inode number, as sshfs and rclone do when the kernel has forgotten it. SIGALRM uses up a quota: from then on nothing is written or made.
+In a MODE there is a `file` of 1 MiB that no cache holds: `hang` answers nothing at all, `hang-read` and `hang-ioctl` all but that,
+`quota` writes nothing, `slow` answers 0.3 s late. It ends with the process $SCENARIO_PID, if that is set.
 
-The raw FUSE protocol (kernel 7.31) over /dev/fuse, since no library lets requests hang. Used by `namespace.py --fuse`.
+The raw FUSE protocol (kernel 7.31) over /dev/fuse, since no library lets requests hang. Standard library only.
 """
 
+import contextlib
+import ctypes
 import os
+import select
 import signal
 import struct
+import sys
 import time
 
 LOOKUP, FORGET, GETATTR, SETATTR, MKDIR, UNLINK, RMDIR, RENAME, OPEN, READ, WRITE, STATFS = (
     1, 2, 3, 4, 9, 10, 11, 12, 14, 15, 16, 17,
 )  # fmt: skip
-RELEASE, FLUSH, INIT, OPENDIR, READDIR, RELEASEDIR, CREATE, INTERRUPT, DESTROY, BATCH_FORGET = (
-    18,
-    25,
-    26,
-    27,
-    28,
-    29,
-    35,
-    36,
-    38,
-    42,
-)
-ENOENT, ENOSYS, EDQUOT = 2, 38, 122
+RELEASE, FSYNC, FLUSH, INIT, OPENDIR, READDIR, RELEASEDIR, FSYNCDIR, ACCESS, CREATE, INTERRUPT, DESTROY, IOCTL, BATCH_FORGET = (
+    18, 20, 25, 26, 27, 28, 29, 30, 34, 35, 36, 38, 39, 42,
+)  # fmt: skip
+ENOENT, ENOTTY, ENOSYS, EDQUOT = 2, 25, 38, 122
 SILENT = {FORGET, BATCH_FORGET, INTERRUPT}
+# Never answered in this mode.
+MUTE = {"hang": set(range(100)) - {INIT}, "hang-read": {READ}, "hang-ioctl": {IOCTL}}
+FILE_BYTES = 1 << 20
 
 
 class Node:
@@ -64,27 +64,43 @@ class Node:
 class Server:
     """Answers requests from memory."""
 
-    def __init__(self, fd: int) -> None:
-        self.fd, self.hung, self.used_up = fd, False, False
+    def __init__(self, fd: int, pid_file: str, mode: str) -> None:
+        self.fd, self.hung, self.used_up = fd, False, mode == "quota"
+        self.mark, self.mute, self.late_s = pid_file + ".waits", MUTE.get(mode, set()), 0.3 if mode == "slow" else 0.0
         self.waiting: list[bytes] = []
         self.nodes = {1: Node(1, 0o40777, 0, 0)}
+        # With direct I/O each read and write comes here.
+        self.opened = struct.pack("<QII", 0, 1 if mode else 0, 0)
+        if mode:
+            self.nodes[2] = self.nodes[1].names[b"file"] = file = Node(2, 0o100666, 0, 0)
+            file.size, file.content = FILE_BYTES, bytearray(FILE_BYTES)
 
     def serve(self) -> None:
         signal.signal(signal.SIGUSR1, lambda *_: setattr(self, "hung", True))
         signal.signal(signal.SIGUSR2, lambda *_: self.wake())
         signal.signal(signal.SIGALRM, lambda *_: setattr(self, "used_up", True))
         signal.signal(signal.SIGHUP, lambda *_: setattr(Node, "shift", Node.shift + 1000))
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        if scenario := os.environ.get("SCENARIO_PID"):
+            poll.register(os.pidfd_open(int(scenario)), select.POLLIN)
         while True:
+            if any(fd != self.fd for fd, _ in poll.poll()):
+                return
             try:
                 request = os.read(self.fd, 1 << 18)
             except OSError:  # unmounted
                 return
             if self.hung:
                 self.waiting.append(request)
-            else:
+                os.close(os.open(self.mark, os.O_CREAT | os.O_WRONLY))
+            elif request[4] not in self.mute:
+                time.sleep(self.late_s)
                 self.answer(request)
 
     def wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self.mark)
         self.hung, waiting, self.waiting = False, self.waiting, []
         for request in waiting:
             self.answer(request)
@@ -103,10 +119,12 @@ class Server:
     def operate(self, operation: int, node: Node | None, body: bytes, uid: int, gid: int) -> bytes | int:
         if operation == INIT:
             return struct.pack("<IIIIHHIIHHI7I", 7, 31, 65536, 0, 16, 12, 65536, 1, 0, 0, 0, *([0] * 7))
-        if operation in (RELEASE, RELEASEDIR, FLUSH, DESTROY):
+        if operation in (RELEASE, RELEASEDIR, FLUSH, FSYNC, FSYNCDIR, ACCESS, DESTROY):
             return b""
         if operation == STATFS:
             return struct.pack("<5Q4I6I", 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 4096, 255, 4096, 0, *([0] * 6))
+        if operation == IOCTL:
+            return ENOTTY
         if node is None:
             return ENOENT
         if self.used_up and operation in (MKDIR, CREATE, WRITE):
@@ -128,14 +146,14 @@ class Server:
             found = node.names.get(body.rstrip(b"\0"))
             return self.entry(found) if found else ENOENT
         if operation in (OPEN, OPENDIR):
-            return struct.pack("<QII", 0, 0, 0)
+            return self.opened
         if operation in (MKDIR, CREATE):
             skip, kind = (8, 0o40000) if operation == MKDIR else (16, 0o100000)
             mode, umask = struct.unpack_from("<II", body, 0 if operation == MKDIR else 4)
             kind |= mode & 0o7777 & ~umask
             made = Node(len(self.nodes) + 1, kind, uid, gid)
             self.nodes[made.number] = node.names[body[skip:].rstrip(b"\0")] = made
-            return self.entry(made) + (struct.pack("<QII", 0, 0, 0) if operation == CREATE else b"")
+            return self.entry(made) + (self.opened if operation == CREATE else b"")
         if operation == RENAME:
             old, new = body[8:].rstrip(b"\0").split(b"\0")
             target = self.nodes[struct.unpack_from("<Q", body)[0]]
@@ -148,9 +166,6 @@ class Server:
             return bytes(node.content[offset : offset + size])
         if operation in (UNLINK, RMDIR):
             return b"" if node.names.pop(body.rstrip(b"\0"), None) else ENOENT
-        if operation == READ:  # what is mapped is read before it is changed
-            _, offset, size = struct.unpack_from("<QQI", body)
-            return bytes(max(0, min(size, node.size - offset)))
         if operation == WRITE:
             _, offset, size = struct.unpack_from("<QQI", body)
             node.content.extend(bytes(max(0, offset - len(node.content))))
@@ -174,3 +189,30 @@ class Server:
                 break
             data += record
         return data
+
+
+def mount(directory: str, pid_file: str = "", mode: str = "", kind: str = "fuse") -> None:
+    """Mount it and serve it in a process of its own; returns when it is there."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    options = f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
+    if libc.mount(b"hanging", os.fsencode(directory), kind.encode(), 0, options):
+        sys.exit(f"mount: {os.strerror(ctypes.get_errno())}")
+    if os.fork():
+        os.close(fd)
+        while pid_file and not os.path.exists(pid_file):
+            time.sleep(0.005)
+        return
+    os.setsid()
+    for target in (0, 1, 2):
+        os.dup2(os.open("/dev/null", os.O_RDWR), target)
+    if pid_file:
+        with open(pid_file + ".new", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(pid_file + ".new", pid_file)
+    Server(fd, pid_file, mode).serve()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    mount(*sys.argv[1:])
