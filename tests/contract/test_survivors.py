@@ -62,9 +62,13 @@ class Tree:
 
     def guards(self) -> list[int]:
         """Those between the command and its generator, the outer one first."""
-        ways = [[parent.pid for parent in psutil.Process(pid).parents()] for pid in self.living()]
-        way = next(way for way in ways if self.process.pid in way)
-        return way[: way.index(self.process.pid)][::-1]
+        for pid in self.living():
+            with contextlib.suppress(psutil.Error):  # it ends just now
+                way = [parent.pid for parent in psutil.Process(pid).parents()]
+                if self.process.pid in way:
+                    between = way[: way.index(self.process.pid)][::-1]
+                    return [pid for pid in between if not self._has(str(pid), self.tag)]
+        raise AssertionError("no process of the tree is below the command")
 
     def known(self) -> None:
         """Wait until the state directory tells of each process, as also a wiped environment cannot prevent."""
@@ -250,7 +254,8 @@ def everybody_killed(tree: Tree) -> list[int]:
     """As where the host's memory ends: the command and its guards die before any of them can act; who is left."""
     tree.start(*WELL)
     tree.stand()
-    tree.known()
+    if tree.shape == "daemon":
+        tree.known()
     all_three = [tree.process.pid, *tree.guards()]
     for pid in all_three:
         os.kill(pid, signal.SIGSTOP)

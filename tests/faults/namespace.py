@@ -5,7 +5,7 @@
 --readable makes a path below a private directory (the interpreter below /root) reachable for any user; --tmpfs mounts
 a small file system; --overlay DIR OPTIONS mounts overlayfs over two file systems in memory, a directory `cache` with 40 files
 in the lower one; --bind mounts a directory on itself, so that it can be remounted; --fuse DIR PIDFILE mounts a file
-system that can hang (see fuse_server.py), and --sshfs one that says it is sshfs. Nothing of it is seen outside.
+system that can hang (see fuse_daemon.py), and --sshfs one that says it is sshfs. Nothing of it is seen outside.
 """
 
 import ctypes
@@ -92,10 +92,10 @@ def main(words: list[str]) -> None:
     for directory, options in overlays:
         mount_overlay(directory, options)
     for directory, pid_file, kind in fuse:
-        sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        import fuse_server
+        sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "contract"))
+        import fuse_daemon
 
-        fuse_server.mount(directory, pid_file, kind=kind)
+        fuse_daemon.mount(directory, "memory", pid_file, kind)
     if uid is not None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)

@@ -43,6 +43,11 @@ def check_outputs_ahead(
     if trace is not None:
         trace = look_ahead(files, f"trace {trace}", trace_path, trace.absolute(), job.name)
     if (log, report, trace, outputs.bundle_dir) != (None, None, None, None):
+        # One after the other, so that the one which does not answer is named.
+        named = [("log file", log), ("bundle directory", outputs.bundle_dir)]
+        for what, path in [*named, *(("cache directory", path) for path in job.cache_dirs)]:
+            if path is not None:
+                look_ahead(files, f"{what} {path}", os.path.lexists, path)
         check = functools.partial(
             check_outputs,
             list(job.cache_dirs),
@@ -54,9 +59,7 @@ def check_outputs_ahead(
             published=published,
             rewritten=job.on_stall == "report",
         )
-        look_ahead(
-            files, "the directory of --log, --report or --record, that of the bundles, or the cache directory,", check
-        )
+        look_ahead(files, "a cache directory or the directory of an output", check)
     return trace
 
 
