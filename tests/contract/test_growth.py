@@ -68,6 +68,12 @@ GROWS = {
     ),
     "a thousand small files": Grows("for m in range(1000): put(C / f'{n}.{m}', size=20)", in_parts=True),
     "a file that is moved in": Grows("put(OUT / 'x'); os.rename(OUT / 'x', C / f'{n}')"),
+    "a file beside one that is removed again": Grows(
+        "put(C / f'tmp{n}'); seen(); os.unlink(C / f'tmp{n}'); put(C / f'{n}')", 120_000, in_parts=True
+    ),
+    "a file beside loops of links": Grows(
+        "put(C / f'{n}')", before="os.symlink('.', C / 'loop'); os.symlink('..', C / 'up')"
+    ),
     "a directory that is moved in": Grows(
         "(OUT / 'd').mkdir(); put(OUT / 'd/x'); os.rename(OUT / 'd', C / f'{n}')",
     ),
@@ -156,6 +162,8 @@ HANGS = {
     "dates that run ahead": Hangs(f"{EACH}os.utime(path, (2**33 + n, 2**33 + n))", OLD),
     "dates that run behind": Hangs(f"{EACH}os.utime(path, (10**9 - n, 10**9 - n))", OLD),
     "touches of the directory": Hangs("os.utime(C)", OLD),
+    "an append to an old file, and then nothing": Hangs("time.sleep(1)", OLD, "put(C / 'old0', 'ab')\n"),
+    "a date at the end of 64 bits": Hangs("os.utime(C / 'a', (2**62, 2**62))", begin=ONE),
     "changes of mode": Hangs(f"{EACH}os.chmod(path, 0o600 + n % 2 * 0o40)", OLD),
     "renames to and fro": Hangs(f"{EACH}os.rename(path, f'{{path}}.x'); os.rename(f'{{path}}.x', path)", OLD),
     "renames of a new file": Hangs("os.rename(C / f'a{n}', C / f'a{n + 1}')", begin="put(C / 'a0')\n"),

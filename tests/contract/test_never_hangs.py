@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pty
 import signal
 import socket
 import subprocess
 import sys
-import termios
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.contract.harness import LONG_S, QUICK, WELL, Place, Ran, eventually
+from tests.contract.terminal import full_pipe, stopped_terminal
 from tests.support import unavailable
 
 FUSE = Path(__file__).with_name("fuse_daemon.py")
@@ -82,34 +81,6 @@ def hung_in_mid_run(place: Place, mount: Mount, *options: str, act: Callable[[An
 def read(report: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(report.read_text())
     return found
-
-
-@contextlib.contextmanager
-def full_pipe() -> Iterator[int]:
-    """The write end of a pipe that nobody reads and that holds all it can."""
-    read_end, write_end = os.pipe()
-    os.set_blocking(write_end, False)
-    with contextlib.suppress(BlockingIOError):
-        while os.write(write_end, b"." * 4096):
-            continue
-    os.set_blocking(write_end, True)
-    try:
-        yield write_end
-    finally:
-        os.close(write_end)
-        os.close(read_end)
-
-
-@contextlib.contextmanager
-def stopped_terminal() -> Iterator[int]:
-    """A terminal whose output was stopped, as by Ctrl-S."""
-    main, terminal = pty.openpty()
-    termios.tcflow(terminal, termios.TCOOFF)
-    try:
-        yield terminal
-    finally:
-        os.close(main)
-        os.close(terminal)
 
 
 Unread = Callable[[], AbstractContextManager[int]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 
@@ -12,26 +11,9 @@ from prefect_cachewatch.metrics.destination import HttpAddress
 from prefect_cachewatch.metrics.outlets import Endpoint
 from prefect_cachewatch.metrics.run import RunMetrics
 from tests.faults.conftest import Fault
-from tests.faults.harness import Sandbox, living
+from tests.faults.harness import Sandbox
 
 SECTION = "5 The generator"
-
-
-def test_a_mistyped_cache_directory_is_a_failure(own_sandbox: Sandbox, fault: Fault) -> None:
-    row = fault(
-        SECTION,
-        "mistyped --cache-dir",
-        "the generator writes elsewhere and ends with exit code 0",
-        "exit 1, `nothing_written`, where it wrote is named",
-    )
-    right = own_sandbox.root / "right"
-    right.mkdir()
-    command = ["sh", "-c", 'head -c 9999 /dev/zero > "$1/layer0.bin"', "sh", str(right)]
-    assert own_sandbox.guarded(command).wait(60) == 1
-    report = own_sandbox.report()
-    assert report["outcome"] == "nothing_written"
-    assert str(right) in report["message"]
-    row.measured.append(("", "exit 1, named"))
 
 
 def test_a_pattern_that_takes_hours_delays_no_verdict(own_sandbox: Sandbox, fault: Fault) -> None:
@@ -47,18 +29,6 @@ def test_a_pattern_that_takes_hours_delays_no_verdict(own_sandbox: Sandbox, faul
     assert process.wait(60) == 124, own_sandbox.stderr()
     assert any("takes too long to search for" in note for note in own_sandbox.report()["notes"])
     row.measured.append(("", "exit 124, named"))
-
-
-def test_a_log_that_is_a_fifo_without_a_reader_is_refused_at_once(own_sandbox: Sandbox, fault: Fault) -> None:
-    row = fault(SECTION, "--log on a FIFO that nobody reads", "mkfifo", "one sentence, exit 125, nothing run")
-    fifo = own_sandbox.root / "out" / "log"
-    os.mkfifo(fifo)
-    tag, command = own_sandbox.tree("plain", writes=5)
-    began_s = time.monotonic()
-    assert own_sandbox.guarded(command, "--log", str(fifo)).wait(60) == 125
-    assert "nobody reads" in own_sandbox.stderr()
-    assert living(tag) == []
-    row.measured.append(("", f"exit 125 after {time.monotonic() - began_s:.1f} s"))
 
 
 def test_clients_that_drip_keep_no_scraper_out(fault: Fault) -> None:

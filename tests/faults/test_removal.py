@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import Fault
-from tests.faults.harness import Sandbox, until
+from tests.faults.harness import Sandbox
 from tests.prefect_server import Server
 from tests.support import unavailable
 
@@ -89,99 +88,9 @@ def cleaning(box: Sandbox, first: str) -> list[str]:
     return [*argv, *CLEANING, "--", sys.executable, "-I", "-c", first, str(box.cache)]
 
 
-def put(directory: Path, *names: str) -> list[str]:
-    for name in names:
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"precious {name}")
-    return sorted(names)
-
-
 def found(directory: Path) -> list[str]:
     names = [str(p.relative_to(directory)) for p in directory.rglob("*") if not p.is_dir() or p.is_symlink()]
     return sorted(name for name in names if not name.startswith(".cachewatch"))
-
-
-def test_clean_removes_what_the_attempt_made_and_says_what_stays(run: Run, fault: Fault) -> None:
-    row = fault(
-        SECTION, "clean", "old files; others moved in, hard-linked and another user's, while the attempt writes",
-        "the attempt's files go, all others stay, are counted and named",
-    )  # fmt: skip
-    old = put(run.box.cache, "old.bin", "d/old.bin")
-    put(run.box.root / "elsewhere", "moved.bin", "linked.bin")
-    first = WRITE + (
-        "os.rename(root + '/elsewhere/moved.bin', cache + '/moved.bin')\n"
-        "os.link(root + '/elsewhere/linked.bin', cache + '/linked.bin')\n"
-        "open(cache + '/theirs.bin', 'w').write('x'); os.chown(cache + '/theirs.bin', 65534, 65534)\n"
-        "os.makedirs(cache + '/made/deep'); open(cache + '/made/deep/f', 'w').write('x')\n"
-        "os.mkfifo(cache + '/fifo'); os.symlink('/etc', cache + '/link'); time.sleep(.5)\n"
-    )
-    assert run.clean(first) == 5, run.said
-    stays = ["fifo", "linked.bin", "moved.bin", "theirs.bin"]
-    assert found(run.box.cache) == sorted([*old, *stays])
-    assert run.second == repr(sorted(["d", "fifo", "linked.bin", "moved.bin", "old.bin", "theirs.bin"]))
-    assert "removed 4 files" in run.said
-    assert "4 files that came during the attempt are not known to be its own, and stay" in run.said
-    row.measured.append(("root", "4 of 4 removed, 4 others stay"))
-
-
-@pytest.mark.parametrize(
-    ("case", "first", "says"),
-    [
-        ("mounted over the parent", "subprocess.run(['mount', '--bind', root + '/other', root + '/parent'], check=True)",
-         "it was moved or replaced, or another file system was mounted over it"),
-        ("moved away, a good cache in its place",
-         "os.rename(cache, cache + '.away'); os.rename(root + '/../' + os.path.basename(root) + '/good', cache)",
-         "it was moved or replaced"),
-        ("the parent swapped for a link", "os.rename(root + '/parent', root + '/away'); os.symlink('other', root + '/parent')",
-         "it was moved or replaced"),
-        ("gone", "shutil.rmtree(cache)", "is gone"),
-    ],
-)  # fmt: skip
-def test_clean_is_refused_where_another_directory_stands(
-    run: Run, fault: Fault, case: str, first: str, says: str
-) -> None:
-    row = fault(
-        SECTION, f"clean, cache {case}", "during the first attempt, by the generator itself",
-        "nothing is touched; the attempt's own state and one sentence with the path; no further attempt",
-    )  # fmt: skip
-    box = run.box
-    box.mkdir("parent")
-    box.cache_name = "parent/cache"
-    box.mkdir("parent/cache")
-    put(box.cache, "old.bin")
-    put(box.root / "other/cache", "precious.bin", "d/precious.bin")
-    put(box.root / "good", "precious.bin")
-    first = first.replace("root + '/../' + os.path.basename(root) + '/good'", "root + '/good'")
-    status = run(f"{BELOW}{WRITE}{first}\nsys.exit(3)\n", *CLEANING)
-    assert status == 3, run.said
-    assert run.second is None
-    found_there = "" if says == "is gone" else "is not the one that it was at the start: "
-    assert f"{box.cache} {found_there}{says}" in run.said
-    assert "Traceback" not in run.said
-    report = json.loads(box.report_path.read_text())
-    assert (report["outcome"], report["exit_code"]) == ("failed", 3)
-    assert "no further attempt" in run.said.lower() and says in report["message"]
-    assert [p.name for p in box.root.rglob("precious.bin")] == ["precious.bin"] * 3
-    row.measured.append(("root", "refused; 3 of 3 files of others are there"))
-
-
-def test_clean_goes_round_mounts_below_the_cache(run: Run, fault: Fault) -> None:
-    row = fault(
-        SECTION, "clean, mounts below", "a directory and a file of others bound into the cache during the attempt",
-        "neither is entered or removed",
-    )  # fmt: skip
-    put(run.box.root / "other", "a", "b", "d/c")
-    first = WRITE + (
-        "os.mkdir(cache + '/sub'); open(cache + '/file', 'w').close()\n"
-        "for a, b in (('other', 'sub'), ('other/a', 'file')):\n"
-        "    subprocess.run(['mount', '--bind', root + '/' + a, cache + '/' + b], check=True)\n"
-        "for i in range(3): open(f'{cache}/sub/made{i}', 'w').write('x')\n"
-    )
-    assert run.clean(first) == 5, run.said
-    assert found(run.box.root / "other") == ["a", "b", "d/c", "made0", "made1", "made2"]
-    assert run.second == repr(["file", "sub"])
-    row.measured.append(("root", "6 of 6 files below the mounts are there"))
 
 
 def test_clean_on_a_layered_file_system(run: Run, fault: Fault) -> None:
@@ -245,47 +154,4 @@ def test_clean_is_refused_where_inode_numbers_do_not_last(run: Run, fault: Fault
     row.measured.append(("root", "refused; 50 of 50 old files are there"))
 
 
-def test_what_cannot_be_removed_ends_the_retries(run: Run, fault: Fault) -> None:
-    row = fault(
-        SECTION, "clean, a file that cannot be removed", "chattr +i on the cut file of the first attempt",
-        "no further attempt; the file is named with its path",
-    )  # fmt: skip
-    cut = run.box.cache / "new1.bin"
-    if subprocess.run(["chattr", "+a", str(run.box.root / "out")], check=False, capture_output=True).returncode:
-        unavailable("needs a file system with attributes")
-    subprocess.run(["chattr", "-a", str(run.box.root / "out")], check=True)
-    try:
-        assert run.clean(WRITE + "subprocess.run(['chattr', '+i', cache + '/new1.bin'], check=True)") == 3, run.said
-    finally:
-        subprocess.run(["chattr", "-i", str(cut)], check=False)
-    assert f"what the attempt made cannot be removed: {cut}: Operation not permitted" in run.said
-    assert run.second is None
-    row.measured.append(("root", "refused and named"))
-
-
 # As root and as somebody else
-
-
-@pytest.fixture
-def user_run(sandbox: Sandbox, prefect_env: dict[str, str]) -> Run:
-    return Run(sandbox, prefect_env)
-
-
-def test_a_run_below_another_is_refused(user_run: Run, who: str, fault: Fault) -> None:
-    row = fault(
-        SECTION, "two runs, one directory below the other's", "a second run starts while the first one writes",
-        "the second is refused at once, whichever of the two it is",
-    )  # fmt: skip
-    box = user_run.box
-    for first, second in (("cache", "cache/below"), ("cache/below", "cache")):
-        box.cache_name = first
-        process = box.guarded(box.tree("plain")[1])
-        until(lambda: box.cache.exists() and any(box.cache.iterdir()), 60, "the first one writes")
-        box.cache_name = second
-        other = box.popen(box.cachewatch("exec", "--cache-dir", str(box.cache), "--", "true"), stderr=subprocess.PIPE)
-        _, said = other.communicate(timeout=60)
-        assert other.returncode == 125, said
-        assert b"which is in use by another job" in said
-        process.terminate()
-        process.wait(60)
-    row.measured.append((who, "exit 125, both ways"))

@@ -23,7 +23,6 @@ from tests.faults.test_watch import WAYS, HangingMount
 from tests.support import signal_each, unavailable
 
 SECTION = "10 What holds up a stop"
-WHICH = {"inner": (1,), "outer": (0,), "both": (0, 1)}
 
 
 @pytest.fixture
@@ -31,42 +30,6 @@ def hanging(sandbox: Sandbox) -> Iterator[HangingMount]:
     mount = HangingMount(sandbox)
     yield mount
     mount.end()
-
-
-def held(pid: int) -> bool:
-    found = read_stat(pid)
-    return found is not None and found.state in "Tt"
-
-
-@pytest.mark.parametrize("which", WHICH)
-@pytest.mark.parametrize("end", ["stall", "SIGTERM", "SIGKILL"])
-def test_stopped_guards_stop_the_tree_all_the_same(
-    end: str, which: str, sandbox: Sandbox, who: str, fault: Fault
-) -> None:
-    row = fault(
-        SECTION,
-        "guards stopped",
-        "SIGSTOP of the inner, the outer, both guards; then a stall, SIGTERM, SIGKILL of `cachewatch exec`",
-        "no survivor, no guard, no state file left; exit status and report as ever",
-    )
-    tag, command = sandbox.tree("daemon", writes=5 if end == "stall" else -1)
-    process = sandbox.guarded(command, window="3s" if end == "stall" else "30s")
-    wait_ready(tag, "daemon")
-    guards = guards_of(process.pid)
-    for one in WHICH[which]:
-        os.kill(guards[one], signal.SIGSTOP)
-    if end != "stall":
-        process.send_signal(getattr(signal, end))
-    began = time.monotonic()
-    assert process.wait(60) == {"stall": 124, "SIGTERM": 143, "SIGKILL": -9}[end], sandbox.stderr()
-    until(lambda: not living(tag), 20, "nobody is left")
-    took = time.monotonic() - began
-    until(lambda: not any(read_stat(pid) and not gone(pid) for pid in guards), 20, "the guards have ended")
-    if end != "SIGKILL":
-        assert sandbox.report()["stop"]["survivors"] == []
-    runs = sandbox.root / "home" / "state" / "cachewatch" / "runs"
-    assert os.listdir(runs) == []
-    row.measured.append((f"{which}, {end} ({who})", f"{took:.1f} s"))
 
 
 def gone(pid: int) -> bool:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 import uuid
 
@@ -30,11 +29,9 @@ from support import (
     PATIENCE_S,
     assert_none_left,
     eventually,
-    mostly_apart,
     new_tag,
     program,
     running,
-    signal_each,
     tagged,
 )
 
@@ -141,59 +138,6 @@ def test_a_stop_leaves_nobody(name):
     assert report.terminated or report.killed
 
 
-@pytest.mark.parametrize(
-    "name", mostly_apart([name for name in TREES if name != "respawning bomb"], ["daemon with a wiped environment"])
-)
-def test_the_death_of_the_flow_process_leaves_nobody(name):
-    source, count = TREES[name]
-    tag = new_tag()
-    flow = f"""
-        import os, sys, time, uuid
-        from prefect_cachewatch.supervise.client import GuardClient
-        from prefect_cachewatch.supervise.supervisor import Launch
-        null = os.open(os.devnull, os.O_RDWR)
-        guard = GuardClient(Launch([sys.executable, "-I", "-S", "-c", {textwrap.dedent(source)!r}, "{tag}"],
-            env=dict(os.environ), cwd=None, stdio=(null, null, null), grace_s=0.3, run_token=uuid.uuid4().hex))
-        guard.start()
-        print(*guard.root_pids, flush=True)
-        time.sleep({LIFE_S})  # prefect_cachewatch: tells this process from its tree
-    """
-    with running([sys.executable, "-c", textwrap.dedent(flow)]) as process:
-        guards = [int(pid) for pid in process.stdout.readline().split()]
-        assert eventually(lambda: len(tagged(tag)) >= count)
-        process.kill()
-        assert_none_left(tag)
-    assert eventually(lambda: not any(_runs(pid) for pid in guards))
-
-
-def _runs(pid):
-    found = read_stat(pid)
-    return found is not None and found.state not in "ZX"
-
-
-@pytest.mark.parametrize("name", mostly_apart(["daemon with a wiped environment", "200 sessions"], ["200 sessions"]))
-@pytest.mark.parametrize("which", ["outer", "inner"])
-def test_the_death_of_one_guard_leaves_nobody(which, name):
-    source, count = TREES[name]
-    tag = new_tag()
-    with guarded(program(source, tag)) as guard:
-        assert eventually(lambda: len(tagged(tag)) >= count)
-        os.kill(guard.root_pids[which == "inner"], signal.SIGKILL)
-        assert_none_left(tag)
-        report = gone(guard)
-    assert report.why == ("outer_guard_died" if which == "outer" else "inner_guard_died")
-
-
-def test_the_death_of_both_guards_leaves_nobody_that_carries_the_run_token():
-    tag = new_tag()
-    with guarded(program(SESSIONS, tag)) as guard:
-        assert eventually(lambda: len(tagged(tag)) >= 201)
-        signal_each(guard.root_pids)
-        assert_none_left(tag)
-        report = gone(guard)
-    assert (report.why, report.survivors) == ("guards_died", [])
-
-
 def test_a_stopped_process_gets_its_grace_period_too():
     tag = new_tag()
     source = (
@@ -217,27 +161,6 @@ def test_freeze_stops_everybody_and_a_stop_still_works_after_it():
         guard.stop()
         assert gone(guard).survivors == []
         assert tagged(tag) == []
-
-
-LEAVES_A_CHILD = "import os, sys, time\nif os.fork() == 0:\n    time.sleep({life})\n    os._exit(0)\nsys.exit({status})"
-
-
-def test_the_tree_counts_so_that_a_leader_that_leaves_early_is_waited_for():
-    tag = new_tag()
-    with guarded(program(LEAVES_A_CHILD.format(life=1.5, status=0), tag)) as guard:
-        assert eventually(lambda: guard.leader_exit is not None)
-        assert guard.leader_exit == (0, None)
-        assert not guard.gone.is_set()
-        report = gone(guard)
-    assert (report.why, report.exit_code, report.terminated, report.killed) == ("exited", 0, [], [])
-
-
-def test_a_leader_that_fails_takes_its_tree_along():
-    tag = new_tag()
-    with guarded(program(LEAVES_A_CHILD.format(life=LIFE_S, status=5), tag)) as guard:
-        report = gone(guard)
-        assert tagged(tag) == []
-    assert (report.why, report.exit_code) == ("exited", 5)
 
 
 def test_a_working_directory_that_cannot_be_entered_is_cachewatchs_own_failure():

@@ -32,39 +32,10 @@ from support import (
     tagged,
 )
 
-WHICH = {"inner": (1,), "outer": (0,), "both": (0, 1)}
-
 
 def state_of(pid: int) -> str:
     found = read_stat(pid)
     return found.state if found else "gone"
-
-
-@pytest.fixture(params=mostly_apart(WHICH, ["both"]))
-def which(request: pytest.FixtureRequest) -> tuple[int, ...]:
-    return WHICH[request.param]
-
-
-def test_a_stop_works_through_guards_that_are_stopped(which: tuple[int, ...]) -> None:
-    tag = new_tag()
-    with guarded(program(PLAIN, tag)) as guard:
-        assert eventually(lambda: tagged(tag))
-        guards = list(guard.root_pids)
-        for one in which:
-            os.kill(guards[one], signal.SIGSTOP)
-        assert eventually(lambda: all(state_of(guards[one]) == "T" for one in which))
-        guard.stop()
-        assert gone(guard).survivors == []
-        assert tagged(tag) == []
-    assert eventually(lambda: all(state_of(pid) in ("gone", "Z") for pid in guards), 20)
-
-
-def test_a_stopped_guard_goes_on_so_that_the_generators_end_is_seen(which: tuple[int, ...]) -> None:
-    with guarded(program("import time; time.sleep(3)", new_tag())) as guard:
-        for one in which:
-            os.kill(guard.root_pids[one], signal.SIGSTOP)
-        report = gone(guard)
-    assert (report.why, report.exit_code) == ("exited", 0)
 
 
 @pytest.mark.campaign
@@ -139,19 +110,6 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path / "state" / "runs"
 
 
-def test_stopped_guards_act_on_the_death_of_the_flow_process(which: tuple[int, ...], state: Path) -> None:
-    tag = new_tag()
-    with running([sys.executable, "-c", textwrap.dedent(FLOW), tag]) as process:
-        guards = [int(pid) for pid in process.stdout.readline().split()]
-        assert eventually(lambda: tagged(tag))
-        for one in which:
-            os.kill(guards[one], signal.SIGSTOP)
-        process.kill()
-        assert_none_left(tag)
-        assert eventually(lambda: all(state_of(pid) in ("gone", "Z") for pid in guards), 20)
-    assert os.listdir(state) == []
-
-
 @pytest.mark.campaign
 def test_the_janitor_has_guards_go_on_that_were_stopped_after_the_death_of_their_flow(state: Path) -> None:
     tag = new_tag()
@@ -216,20 +174,6 @@ def test_a_process_whose_main_thread_has_ended_is_alive() -> None:
         process.wait(PATIENCE_S)
 
 
-def test_a_child_whose_main_thread_has_ended_is_stopped_and_named(tmp_path: Path) -> None:
-    path = tmp_path / "grows"
-    source = f"import subprocess, sys; subprocess.run({leaderless(path)!r})"
-    with guarded(program(source, new_tag()), grace_s=0.2) as guard:
-        assert eventually(lambda: path.exists() and path.stat().st_size > 20000)
-        guard.stop()
-        report = gone(guard)
-    size = path.stat().st_size
-    time.sleep(0.5)
-    assert path.stat().st_size == size
-    assert any(who["argv"][-1:] == [str(path)] for who in report.killed), report
-    assert report.survivors == []
-
-
 # SIGTERM once
 
 HANDLER = """
@@ -263,29 +207,6 @@ def test_a_clean_up_command_is_left_to_end_however_the_command_ends(how: str, tm
             process.send_signal(getattr(signal, how))
             assert process.wait(PATIENCE_S) == 128 + getattr(signal, how)
     assert path.read_text() == "done\n"
-
-
-def test_what_a_handler_starts_and_does_not_end_is_killed_after_the_grace_period(tmp_path: Path) -> None:
-    tag, ready = new_tag(), tmp_path / "ready"
-    source = f"""
-        import os, signal, time
-        def spawn(*_):
-            if os.fork() == 0:
-                os.setsid()
-                signal.signal(15, signal.SIG_DFL)
-                time.sleep({LIFE_S})
-                os._exit(0)
-        signal.signal(15, spawn)
-        open({str(ready)!r}, "w").close()
-        while True:
-            time.sleep(1)
-    """
-    with guarded(program(source, tag), grace_s=0.5) as guard:
-        assert eventually(ready.exists)
-        guard.stop()
-        report = gone(guard)
-        assert tagged(tag) == []
-    assert (len(report.killed), report.survivors) == (2, [])
 
 
 # Readings that never return
@@ -322,32 +243,6 @@ def test_a_scan_process_that_is_stopped_goes_on_and_no_file_system_is_blamed(tmp
         assert scanner.request("check", path=str(tmp_path), create=False)["error"] is None
     finally:
         scanner.close()
-
-
-def test_a_bomb_that_ignores_nothing_ends_with_the_grace_period() -> None:
-    """SIGTERM goes once: what is born after it has until the end of the grace period, and not longer."""
-    tag = new_tag()
-    # Bounded: four processes fork for ten seconds at most, and what they start lives for 0.3 s.
-    bomb = """
-        import os, signal, time
-        end = time.monotonic() + 10
-        for _ in range(2):
-            os.fork()
-        signal.signal(17, signal.SIG_IGN)
-        while time.monotonic() < end:
-            if os.fork() == 0:
-                os.setsid()
-                time.sleep(0.3)
-                os._exit(0)
-            time.sleep(0.02)
-    """
-    with guarded(program(bomb, tag), grace_s=0.5) as guard:
-        assert eventually(lambda: len(tagged(tag)) > 20)
-        guard.stop()
-        report = gone(guard)
-        assert tagged(tag) == []
-    assert report.survivors == []
-    assert report.gone_after_s < 20
 
 
 def test_a_guard_that_dies_again_and_again_saves_nobody() -> None:
