@@ -151,31 +151,6 @@ def test_a_file_system_that_hangs_before_the_start(place: Place, mount: Mount, w
         assert str(place.cache) in ran.stderr
 
 
-@pytest.mark.parametrize("where", [full_pipe, stopped_terminal])
-@pytest.mark.parametrize("streams", ["error", "both"])
-def test_a_stall_is_decided_and_ends_though_nobody_reads(place: Place, where: Unread, streams: str) -> None:
-    flood = "import threading\nthreading.Thread(target=lambda: os.write(1, b'x' * (8 << 20)), daemon=True).start()\n"
-    place.cache.mkdir()
-    report = place.root / "report.json"
-    with where() as unread:
-        output = unread if streams == "both" else subprocess.DEVNULL
-        command = place.program((flood if streams == "both" else "") + HANGS)
-        argv = ["exec", "--cache-dir", place.cache, *SHORT, "--report", report, "--", *command]
-        with place.started(*argv, stdout=output, stderr=unread) as process:
-            assert process.wait(LONG_S) == 124
-    assert (read(report)["outcome"], read(report)["stall"]["kind"]) == ("stalled", "no_growth")
-
-
-def test_what_is_said_to_nobody_does_not_hold_up_output_that_is_read(place: Place) -> None:
-    place.cache.mkdir()
-    source = "for n in range(20):\n    os.write(1, b'x' * 65536); (PLACE / f'cache/{n}').write_bytes(b'x' * 9000)\n"
-    argv = ["exec", "--cache-dir", place.cache, *WELL, "--progress", "json", "--", *place.program(source)]
-    with full_pipe() as unread, place.started(*argv, stderr=unread) as process:
-        assert process.stdout is not None
-        assert len(process.stdout.read()) == 20 * 65536
-        assert process.wait(LONG_S) == 0
-
-
 # A generator that waits for ever on something that whoever looks at it must not wait for.
 WAITS = {
     "on a FIFO in the cache": "os.mkfifo(PLACE / 'cache/fifo'); os.symlink('fifo', PLACE / 'cache/link'); open(PLACE / 'cache/fifo')",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import stat
@@ -115,17 +114,16 @@ def test_a_directory_is_made_for_no_run_that_is_refused(place: Place) -> None:
     assert sorted(path.name for path in place.root.iterdir() if path.name in ("cache", "ran")) == []
 
 
-def test_another_programs_lock_of_the_directory_stays_and_hinders_nothing(place: Place) -> None:
-    place.cache.mkdir()
-    for operation in (fcntl.LOCK_SH, fcntl.LOCK_EX):
-        fd = os.open(place.root, os.O_RDONLY)  # of the directory around it
-        fcntl.flock(fd, operation)
-        assert place.exec(*WELL, command=place.program(WRITE)).status == 0
-        other = os.open(place.root, os.O_RDONLY)
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.close(other)
-        os.close(fd)
+def test_another_programs_lock_of_a_directory_above_hinders_nothing(place: Place) -> None:
+    argv = ["flock", "-x", place.root, "sh", "-c", f"touch {place.root}/held; exec sleep 600"]
+    with subprocess.Popen(argv, start_new_session=True) as other:
+        try:
+            place.cache.mkdir()
+            assert eventually((place.root / "held").exists)
+            ran = place.exec(*WELL, command=place.program(WRITE))
+            assert ran.status == 0, ran.stderr
+        finally:
+            os.killpg(other.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(("first", "second"), [("cache", "cache"), ("cache", "cache/below"), ("cache/below", "cache")])
