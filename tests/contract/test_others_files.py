@@ -147,7 +147,6 @@ MOUNTS = {
     "two below, one with a space in its name": (
         "mount --bind theirs 'cache/a b' && mount --bind theirs cache/other", 3, 2,
     ),
-    "the cache itself, and another below": ("mount --bind cache cache && mount --bind theirs cache/other", 3, 2),
 }  # fmt: skip
 
 
