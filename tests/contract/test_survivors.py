@@ -56,9 +56,13 @@ class Tree:
 
     def stand(self) -> None:
         """Wait until the whole tree lives, and has written."""
-        assert eventually(
-            lambda: len(self.living(settled=True)) >= SHAPES[self.shape] and any(self.place.cache.iterdir())
-        )
+
+        def stands() -> bool:
+            return len(self.living(settled=True)) >= SHAPES[self.shape] and any(self.place.cache.iterdir())
+
+        eventually(lambda: stands() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.process.communicate()
+        assert stands(), f"{len(self.living(settled=True))} of {len(self.living())} have settled"
 
     def guards(self) -> list[int]:
         """Those between the command and its generator, the outer one first."""
