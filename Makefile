@@ -14,7 +14,7 @@ ALONE := flock pyproject.toml sh -c
 NOTHING_HERE := tests/faults tests/containers tests/processes/peers
 WORKERS ?= 5
 
-.PHONY: help install hooks demo test coverage lint format types docs build size picture bench test-containers test-generators test-contract test-campaigns test-server test-fleet test-faults test-peers test-deployments test-scale test-ui test-versions test-all images scale soak clean
+.PHONY: help install hooks demo test coverage lint format types docs build size picture bench test-containers test-generators test-contract test-defects test-campaigns test-server test-fleet test-faults test-peers test-deployments test-scale test-ui test-versions test-all images scale soak clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets.
@@ -121,6 +121,9 @@ test-generators: $(VENV)/.test ## Test with real cache generators, each in an en
 test-contract: $(VENV)/.test ## Test the product through its doors, the rows that `make test` has no time for.
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m contract tests/contract $(ARGS)
 
+test-defects: $(VENV)/.test ## Break promises on purpose, and see which row of the contract turns red; ARGS=word picks some.
+	$(BIN)/python tests/defects.py $(ARGS)
+
 # Kills at every call, signals one by one, deadlines that are waited for: what repeats the paths of `make test` at length.
 test-campaigns: $(VENV)/.test ## Test with every kill, signal and hung reader, one by one.
 	$(BIN)/pytest -n 4 --dist worksteal -m campaign tests/engine tests/processes tests/orchestration $(ARGS)
@@ -196,7 +199,7 @@ test-versions: ## Test the lowest and the newest Prefect, and each Python; ARGS=
 # The targets one after another; a failure holds up none. What CI leaves to it: campaigns, every fault as both users,
 # generators, peers, independent simulators, all versions, coverage.
 ALL := lint types docs build test demo test-contract test-campaigns test-server test-fleet test-faults test-deployments test-containers \
-       test-generators test-scale test-ui test-peers test-versions coverage soak
+       test-generators test-scale test-ui test-peers test-versions test-defects coverage soak
 test-all: ## Run everything, as before a release; about two hours.
 	@failed=; for target in $(ALL); do $(MAKE) $$target || failed="$$failed $$target"; done; \
 	    if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi; echo "all passed: $(ALL)"
