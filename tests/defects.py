@@ -125,7 +125,8 @@ def try_defect(folder: Path, defect: Defect) -> str:
         ran = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=WITHIN_S)
     except subprocess.TimeoutExpired:
         return f"no row ended within {WITHIN_S} s"
-    failed = [line.split(" ")[1] for line in ran.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    ends = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    failed = [line.partition(" ")[2].partition(" - ")[0] for line in ends]
     if ran.returncode == 1 and failed:
         return f"caught by {failed[0].removeprefix('tests/contract/')}"
     return f"NOT CAUGHT (exit status {ran.returncode})"
