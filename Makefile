@@ -126,7 +126,7 @@ test-defects: $(VENV)/.test ## Break promises on purpose, and see which row of t
 
 # Kills at every call, signals one by one, deadlines that are waited for: what repeats the paths of `make test` at length.
 test-campaigns: $(VENV)/.test ## Test with every kill, signal and hung reader, one by one.
-	$(BIN)/pytest -n 4 --dist worksteal -m campaign tests/engine tests/processes tests/orchestration $(ARGS)
+	$(BIN)/pytest -n 4 --dist worksteal -m campaign tests/engine tests/processes tests/orchestration tests/contract $(ARGS)
 
 # Flows as people start them: deployments, a worker, serve(), `cachewatch generate`, and every block of the README.
 test-server: $(VENV)/.test ## Test workers, commands and the README's blocks on a real Prefect server.

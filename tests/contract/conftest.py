@@ -40,5 +40,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             # Flows beside each other on a server take longer than a command.
             item.add_marker(pytest.mark.timeout(1500 if "prefect" in item.path.name else 600))
-            if item.path.name not in IN_EVERY_RUN:
+            if item.path.name not in IN_EVERY_RUN and item.get_closest_marker("campaign") is None:
                 item.add_marker(pytest.mark.contract)

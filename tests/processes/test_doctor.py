@@ -84,8 +84,8 @@ def test_a_hung_mount_is_named_and_holds_nothing_up(tmp_path):
     if not os.path.exists("/dev/fuse"):
         unavailable("there is no /dev/fuse")
     (mount := tmp_path / "mount").mkdir()
-    server = Path(__file__).with_name("fuse_cache.py")
-    script = f'{sys.executable} {server} {mount} {tmp_path}/flag && touch {tmp_path}/flag && exec "$@"'
+    server = Path(__file__).parents[1] / "contract" / "fuse_daemon.py"
+    script = f'{sys.executable} {server} {mount} memory {tmp_path}/pid && kill -USR1 $(cat {tmp_path}/pid) && exec "$@"'
     before = ["unshare", "-m", "-p", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script, "sh"]
     ran = doctor(tmp_path, f"--cache-dir={mount}/cache", before=before)  # the server ends with its namespace
     assert (ran.status, ran.stderr) == (1, "")
