@@ -14,7 +14,6 @@ IN_EVERY_RUN = {
     "test_bad_input.py",
     "test_doors.py",
     "test_exit_statuses.py",
-    "test_harness.py",
     "test_report.py",
     "test_shared_caches.py",
     "test_shared_stores.py",

@@ -79,6 +79,8 @@ def stall_on(
     return json.loads(report.read_text())
 
 
+# The silence is half a minute for everybody: each waits for it.
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("options", "kind", "text"),
     [
@@ -94,6 +96,7 @@ def test_a_silence_on_storage_that_is_full_is_a_stall_long_before_the_window(tmp
     assert report["growth"]["bytes_written"] > 1_000_000
 
 
+@pytest.mark.campaign
 def test_a_file_system_that_turns_read_only_is_one(tmp_path):
     report = stall_on(tmp_path, "size=1m", f"sleep 0.1; mount -o remount,ro {tmp_path}/mount")
     assert report["stall"]["kind"] == report["diagnosis"]["category"] == "read_only_filesystem"
