@@ -6,6 +6,7 @@ The engine has the rules (`prefect_cachewatch.capacity`); the flows run, show an
 # No `from __future__ import annotations` here: flow.serve pickles the flow by value into each run's process. There,
 # the names in annotations that are strings cannot be resolved, and every run fails.
 
+import dataclasses
 import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,16 +21,13 @@ from pydantic import Field
 from prefect_cachewatch.capacity.against import check_history, check_markdown
 from prefect_cachewatch.capacity.inputs import PlanInput
 from prefect_cachewatch.capacity.picture import draw
-from prefect_cachewatch.capacity.planfile import read_plan, read_storage
+from prefect_cachewatch.capacity.planfile import read_plan
 from prefect_cachewatch.capacity.planning import plan
-from prefect_cachewatch.capacity.probe.measure import ProbeSettings, check_probe
-from prefect_cachewatch.capacity.results import as_json
 from prefect_cachewatch.capacity.wording import headline, markdown
 from prefect_cachewatch.common.text import slugify
-from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config.quantities import DURATION
 from prefect_cachewatch.errors import CachewatchError, InputError
-from prefect_cachewatch.tasks.capacity import measure_storage, set_storage_limit
+from prefect_cachewatch.tasks.capacity import set_storage_limit
 from prefect_cachewatch.tasks.prefect_api.origin import GENERATION_FLOW
 from prefect_cachewatch.tasks.run_records import read_run_records
 
@@ -40,27 +38,17 @@ _Window = Annotated[float, Field(gt=0, le=366 * 86400), DURATION]
 def plan_capacity(
     plan_file: Path | None = None,
     given: PlanInput | None = None,
-    profile_path: Path | None = None,
-    probe_dir: Path | None = None,
-    probe_settings: ProbeSettings | None = None,
     apply: bool = False,
-    force: bool = False,
 ) -> dict[str, Any] | State[Any]:
     """Plan how many jobs a storage carries at once, and set the concurrency limit when asked to.
 
-    Probes the storage if `probe_dir` is given, plans, and writes the plan as the artifact `cachewatch-plan-STORAGE`.
-    Without `apply` nothing is changed. The limit is named like the storage (like storage and class where each class has
-    one of its own), is never 0, and not beyond what was measured unless forced.
+    Writes the plan as the artifact `cachewatch-plan-STORAGE`. Without `apply` nothing is changed. The limit is named like
+    the storage (like storage and class where each class has one of its own), is never 0, and not beyond what was measured.
 
     Args:
         plan_file: PLAN.yaml on the worker's machine: storage, link, workloads and policy.
         given: The same, given here instead.
-        profile_path: A measured profile to plan with instead of the plan's storage; with probe_dir it is written.
-        probe_dir: A directory on the storage to measure first, which slows its other users; default no probe.
-        probe_settings: What the probe may take: streams, bytes, time.
         apply: Set the concurrency limit; off is a dry run that says what would change.
-        force: Set it also beyond the streams that were measured, for a storage that was not measured, or to 1 where not
-            even one job keeps the rules.
 
     Returns:
         `answer`, `limits`, `changes` and the whole `plan` as plain values; or a state of type FAILED named `Refused`
@@ -69,16 +57,9 @@ def plan_capacity(
     logger = get_run_logger()
     try:
         inputs = _inputs(plan_file, given)
-        if probe_dir is not None:
-            settings = probe_settings or ProbeSettings()
-            target = check_probe(probe_dir, settings)  # here: bad input gives a sentence, not a traceback of a task
-            storage = measure_storage(target, inputs.storage.name, settings, profile_path)
-            inputs = inputs.model_copy(update={"storage": storage})
-        elif profile_path is not None:
-            inputs = inputs.model_copy(update={"storage": read_storage(profile_path)})
-        answer = plan(inputs, beyond_measured=force)
+        answer = plan(inputs)
         changes = [
-            set_storage_limit(each.name, _limit(each.n, answer.measured, each.feasible, force), apply)
+            set_storage_limit(each.name, _limit(each.n, answer.measured, each.feasible), apply)
             for each in answer.answers
         ]
     except CachewatchError as error:
@@ -94,7 +75,7 @@ def plan_capacity(
         "answer": " ".join(headline(answer, each) for each in answer.answers),
         "limits": {each.name: each.n for each in answer.answers},
         "changes": changes,
-        "plan": as_json(answer),
+        "plan": dataclasses.asdict(answer),
     }
 
 
@@ -103,19 +84,17 @@ def check_capacity(
     plan_files: list[Path] | None = None,
     given: PlanInput | None = None,
     window_s: _Window = 7 * 86400,
-    until: datetime.datetime | None = None,
     generation_flow: str = GENERATION_FLOW,
 ) -> list[dict[str, Any]] | State[Any]:
     """Compare past generations with the plan: "planned 24 s a burst, got 27 s over 312 runs", and Little's law.
 
     Reads runs from the Prefect API, changes nothing, and writes one artifact for each storage
-    (`cachewatch-check-STORAGE`) with the verdict, the calibrated derate, and past runs on the plan's picture.
+    (`cachewatch-check-STORAGE`) with the verdict, and past runs on the plan's picture.
 
     Args:
         plan_files: PLAN.yaml files on the worker's machine, one for each storage to compare with its plan.
         given: A plan given here instead of in a file.
         window_s: How far to look back.
-        until: End of the window; default now.
         generation_flow: Name of the flow whose runs are read.
 
     Returns:
@@ -123,8 +102,7 @@ def check_capacity(
         input cannot be acted on.
     """
     logger = get_run_logger()
-    end = until or datetime.datetime.now(datetime.UTC)
-    end = end if end.tzinfo else end.replace(tzinfo=datetime.UTC)
+    end = datetime.datetime.now(datetime.UTC)
     start = end - datetime.timedelta(seconds=window_s)
     checks = []
     try:
@@ -145,9 +123,7 @@ def check_capacity(
             markdown=check_markdown(check, draw(answer, answer.answers[0], check.met)),
             description=f"{check.storage} against its plan: {check.verdict}",
         )
-    for name in sorted({record.storage for record in records} - {check.storage for check, _ in checks}):
-        logger.info("%s has runs in the last %s and no plan", name, format_duration(window_s))
-    return [as_json(check) for check, _ in checks]
+    return [dataclasses.asdict(check) for check, _ in checks]
 
 
 def _inputs(plan_file: Path | None, given: PlanInput | None) -> PlanInput:
@@ -156,13 +132,11 @@ def _inputs(plan_file: Path | None, given: PlanInput | None) -> PlanInput:
     return read_plan(plan_file) if plan_file is not None else given  # type: ignore[return-value]
 
 
-def _limit(n: int, measured: bool, feasible: bool, force: bool) -> int | str:
+def _limit(n: int, measured: bool, feasible: bool) -> int | str:
     """The limit to set, or why none is."""
-    if not feasible and not force:
-        return "not even one job keeps the rules: relax them, or use force to set 1"
-    if not measured and not force:
-        return "its figures were not measured: run cachewatch probe, or use force"
-    return n
+    if not feasible:
+        return "not even one job keeps the rules: relax them"
+    return n if measured else "its figures were not measured: run cachewatch probe"
 
 
 def _refused(error: CachewatchError) -> State[Any]:

@@ -1,8 +1,6 @@
-"""The planner's tasks: measure a storage's profile, set a concurrency limit; the rules are the engine's."""
+"""The planner's task: set a storage's concurrency limit; the rules are the engine's."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -10,9 +8,6 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.logging import get_run_logger
 
-from prefect_cachewatch.capacity.inputs import StorageProfile
-from prefect_cachewatch.capacity.probe.measure import ProbeSettings, ProbeTarget, run_probe
-from prefect_cachewatch.capacity.probe.rates import write_profile
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.tasks.prefect_api.limits import read_limit, set_limit
@@ -56,31 +51,3 @@ def set_storage_limit(name: str, limit: int | str, apply: bool) -> str:
         said += "; the limit is switched off, and stays so until prefect gcl enable"
     logger.info(said)
     return f"{said}."
-
-
-@task(name="probe-storage", cache_policy=NO_CACHE)
-def measure_storage(
-    target: ProbeTarget, name: str, settings: ProbeSettings, profile_path: Path | None
-) -> StorageProfile:
-    """Probe a storage, and write its profile to a file if one is named.
-
-    Args:
-        target: the directory to probe, on the worker's machine.
-        name: name of the storage.
-        settings: caps of the probe.
-        profile_path: file for the profile.
-
-    Returns:
-        The profile.
-    """
-    logger = get_run_logger()
-    shown = for_terminal(str(target.path))
-    profile = run_probe(target, name, settings, say=lambda text: logger.info("Probing %s: %s", shown, text)).profile
-    if profile is None:
-        raise InputError(f"nothing was measured on {shown}: allow more time (time_s)")
-    if profile_path is not None:
-        write_profile(profile_path, profile)
-        logger.info("Profile of %s written to %s", for_terminal(name), for_terminal(str(profile_path)))
-    for note in profile.notes:
-        logger.warning("Probe of %s: %s", for_terminal(name), note)
-    return profile

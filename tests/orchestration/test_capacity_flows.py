@@ -18,7 +18,6 @@ from prefect.runtime import flow_run
 from prefect_cachewatch.capacity import PlanInput, plan
 from prefect_cachewatch.capacity.history import RunRecord
 from prefect_cachewatch.capacity.planning import expected_burst_s
-from prefect_cachewatch.capacity.probe.measure import ProbeSettings
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.flows.capacity import check_capacity, plan_capacity
 from prefect_cachewatch.tasks.prefect_api.storage_slots import storage_slot
@@ -96,26 +95,20 @@ def test_isolated_classes_get_a_limit_each():
     assert limit_of("apart") is None
 
 
-def test_a_limit_never_goes_beyond_what_was_measured_unless_forced():
+def test_a_limit_never_goes_beyond_what_was_measured():
     given = measured("beyond", CACHES | {"think_s": 0.1}, upto=1)
     lowered = plan_capacity(given=given, apply=True)
     assert limit_of("beyond") == lowered["limits"]["beyond"] == 1
-    forced = plan_capacity(given=measured("beyond", CACHES | {"think_s": 9}, upto=1), apply=True, force=True)
-    assert limit_of("beyond") == forced["limits"]["beyond"] > 1
 
 
-def test_figures_that_were_not_measured_are_planned_with_but_not_applied_unless_forced():
+def test_figures_that_were_not_measured_are_planned_with_but_not_applied():
     given = measured("ceiling", basis="vendor")
     dry = plan_capacity(given=given)
-    assert dry["changes"] == [
-        "No limit would be set for ceiling: its figures were not measured: run cachewatch probe, or use force."
-    ]
+    assert dry["changes"] == ["No limit would be set for ceiling: its figures were not measured: run cachewatch probe."]
     state = plan_capacity(given=given, apply=True, return_state=True)
     assert (state.type.value, state.name) == ("FAILED", "Refused")
-    assert "run cachewatch probe, or use force" in state.message
+    assert "run cachewatch probe" in state.message
     assert limit_of("ceiling") is None
-    plan_capacity(given=given, apply=True, force=True)
-    assert limit_of("ceiling") == dry["limits"]["ceiling"]
 
 
 def test_a_storage_too_slow_for_even_one_job_is_never_set_to_zero():
@@ -124,22 +117,6 @@ def test_a_storage_too_slow_for_even_one_job_is_never_set_to_zero():
     assert state.name == "Refused"
     assert "not even one job keeps the rules" in state.message
     assert limit_of("slow") is None
-    plan_capacity(given=given, apply=True, force=True)
-    assert limit_of("slow") == 1
-
-
-@pytest.mark.campaign
-def test_a_directory_is_probed_first_and_its_profile_kept(tmp_path):
-    disk, profile = tmp_path / "disk", tmp_path / "storage.yaml"
-    disk.mkdir()
-    given = measured("probed", LOADS)
-    settings = ProbeSettings(max_concurrency=2, size_bytes=16 * 2**20, time_s=60)
-    result = plan_capacity(given=given, probe_dir=disk, probe_settings=settings, profile_path=profile)
-    assert result["plan"]["storage"] == "probed"
-    assert result["plan"]["answers"][0]["measured_streams"] == 2
-    assert list(disk.iterdir()) == []
-    again = plan_capacity(given=given, profile_path=profile)
-    assert again["limits"] == result["limits"]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +124,6 @@ def test_a_directory_is_probed_first_and_its_profile_kept(tmp_path):
     [
         ({"given": measured("x"), "plan_file": "/nonexistent/plan.yaml"}, "give either plan_file or a plan here"),
         ({"plan_file": "/nonexistent/plan.yaml"}, "/nonexistent/plan.yaml cannot be read"),
-        ({"given": measured("x"), "probe_dir": "/nonexistent"}, "/nonexistent cannot be probed"),
     ],
 )
 def test_input_that_cannot_be_acted_on_is_a_refused_run_with_one_sentence(parameters, said):
@@ -189,7 +165,6 @@ def test_runs_as_fast_as_planned_are_found_ok_by_what_they_stored():
     check = checked("as-planned")
     assert (check["verdict"], check["runs"]) == ("ok", 5)
     assert check["law"]["slot_wait_s"] == pytest.approx(30, abs=0.1)
-    assert check["derate"] == pytest.approx(0.15, abs=0.02)
     page = latest_artifact("cachewatch-check-as-planned")
     assert page.startswith("## as-planned: ok")
     assert "over 5 runs at 1 at once" in page

@@ -6,28 +6,8 @@ A *stream* is a job that moves a burst right now; a job that computes is none. T
 n streams gets, `chain` and `simulation` how many streams n jobs make, `planning` which number of jobs to run.
 """
 
-from prefect_cachewatch.capacity.inputs import (
-    Compression,
-    CurvePoint,
-    LinkProfile,
-    PlanInput,
-    Policy,
-    ServiceCurve,
-    StorageProfile,
-    WorkloadClass,
-)
+from prefect_cachewatch.capacity.inputs import PlanInput
 from prefect_cachewatch.capacity.planning import plan
 from prefect_cachewatch.capacity.results import LimitPlan
 
-__all__ = [
-    "Compression",
-    "CurvePoint",
-    "LimitPlan",
-    "LinkProfile",
-    "PlanInput",
-    "Policy",
-    "ServiceCurve",
-    "StorageProfile",
-    "WorkloadClass",
-    "plan",
-]
+__all__ = ["LimitPlan", "PlanInput", "plan"]

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,7 +35,6 @@ class HistoryCheck:
     runs: int  # whole ones, which say something of a burst
     planned_burst_s: float | None
     got_burst_s: float | None
-    derate: float | None  # with which the plan would have said what was got
     met: tuple[tuple[float, float], ...]  # jobs at once that each whole run met, and its mean burst
 
 
@@ -80,16 +78,16 @@ def check_history(records: Sequence[RunRecord], inputs: PlanInput, start_s: floa
             f"{len(here)} runs in the window, {len(whole)} of them whole, completed in one attempt and with bytes "
             f"written, and {MIN_RUNS} such are needed: widen the window or wait for more"
         )
-        return HistoryCheck(storage, "insufficient data", reason, law, len(whole), None, None, None, met)
-    planned_s, got_s = _planned_s(inputs, met), statistics.fmean(burst_s for _, burst_s in met)
+        return HistoryCheck(storage, "insufficient data", reason, law, len(whole), None, None, met)
+    expected_s = lru_cache(maxsize=None)(lambda n: expected_burst_s(inputs, n))
+    planned_s = statistics.fmean(expected_s(round(n, 1)) for n, _ in met)
+    got_s = statistics.fmean(burst_s for _, burst_s in met)
     verdict, words = _verdict(got_s, planned_s)
     at = say_number(statistics.fmean(n for n, _ in met))
     reason = (
         f"planned {say_time(planned_s)} a burst, got {say_time(got_s)} over {len(met)} runs at {at} at once: {words}"
     )
-    if law.duration_s and law.window_s < 10 * law.duration_s:
-        reason += f"; the window is short for runs of {say_time(law.duration_s)}, so Little's law is off by {law.edge_effect:+.0%}"
-    return HistoryCheck(storage, verdict, reason, law, len(whole), planned_s, got_s, _derate(inputs, met, got_s), met)
+    return HistoryCheck(storage, verdict, reason, law, len(whole), planned_s, got_s, met)
 
 
 def check_markdown(check: HistoryCheck, picture: str) -> str:
@@ -108,12 +106,9 @@ def check_markdown(check: HistoryCheck, picture: str) -> str:
         for_markdown(check.reason, 1000),
         f"In {say_time(law.window_s)}: {law.runs} runs, {check.runs} of them whole. L = {say_number(law.concurrency)} at once on "
         f"average, lambda = {say_number(law.arrivals_per_s * 3600)} arrivals an hour, W = {say_time(law.duration_s)} on the "
-        f"storage, and {say_time(law.slot_wait_s)} of waiting for a slot before; lambda W is {law.edge_effect:+.0%} off L, by "
-        "the runs that the window's edges cut.",
+        f"storage, and {say_time(law.slot_wait_s)} of waiting for a slot before.",
         f"![The plan and past runs]({svg_data_uri(picture)})",
     ]
-    if check.derate is not None:
-        lines.insert(2, f"With `policy.derate: {check.derate:.2f}` the plan says what was got.")
     return "\n\n".join(lines) + "\n"
 
 
@@ -124,21 +119,6 @@ def _verdict(got_s: float, planned_s: float) -> tuple[Verdict, str]:
     if ratio < 1 - BAND:
         return "faster", f"faster than planned, by {say_number(1 / ratio) if ratio else 'any number of'} times"
     return "ok", f"within {BAND:.0%}"
-
-
-def _planned_s(inputs: PlanInput, met: Sequence[tuple[float, float]]) -> float:
-    expected_s = lru_cache(maxsize=None)(lambda n: expected_burst_s(inputs, n))
-    return statistics.fmean(expected_s(round(n, 1)) for n, _ in met)
-
-
-def _derate(inputs: PlanInput, met: Sequence[tuple[float, float]], got_s: float) -> float:
-    """The derate with which the plan is as fast as the runs were, to a hundredth."""
-
-    def too_fast(hundredths: int) -> bool:
-        policy = inputs.policy.model_copy(update={"derate": hundredths / 100})
-        return _planned_s(inputs.model_copy(update={"policy": policy}), met) < got_s
-
-    return bisect_left(range(95), True, key=lambda hundredths: not too_fast(hundredths)) / 100
 
 
 def _met(record: RunRecord, others: Sequence[RunRecord]) -> float:

@@ -127,7 +127,6 @@ class LittleLaw:
     arrivals_per_s: float  # lambda
     duration_s: float  # W, without the wait for a slot
     slot_wait_s: float
-    edge_effect: float  # (lambda W - L) / L, by the runs that the window's edges cut
 
 
 def little_law(records: Sequence[RunRecord], start_s: float, end_s: float) -> LittleLaw:
@@ -143,7 +142,7 @@ def little_law(records: Sequence[RunRecord], start_s: float, end_s: float) -> Li
         end_s: its end.
 
     Returns:
-        L, lambda, W and the edge effect; zeros where no run touches the window.
+        L, lambda and W; zeros where no run touches the window.
 
     Raises:
         InputError: if the window is empty.
@@ -151,8 +150,8 @@ def little_law(records: Sequence[RunRecord], start_s: float, end_s: float) -> Li
     Example:
         >>> runs = [RunRecord(str(i), "s", "j", 100.0 * i, 100.0 * i + 50) for i in range(10)]
         >>> law = little_law(runs, 0, 1000)
-        >>> law.concurrency, law.arrivals_per_s, law.duration_s, law.edge_effect
-        (0.5, 0.01, 50.0, 0.0)
+        >>> law.concurrency, law.arrivals_per_s, law.duration_s
+        (0.5, 0.01, 50.0)
     """
     window_s = end_s - start_s
     if not window_s > 0:
@@ -170,7 +169,6 @@ def little_law(records: Sequence[RunRecord], start_s: float, end_s: float) -> Li
         arrivals_per_s=arrivals_per_s,
         duration_s=duration_s,
         slot_wait_s=statistics.fmean(r.slot_wait_s for r in entered) if entered else 0.0,
-        edge_effect=(arrivals_per_s * duration_s - concurrency) / concurrency if concurrency else 0.0,
     )
 
 

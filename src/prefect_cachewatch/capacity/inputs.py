@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -21,7 +19,6 @@ _MAX_STREAMS = 4096
 _MAX_BYTES = 10**18
 #: The most jobs at once that a plan looks at.
 MOST_JOBS = 999
-_WRITTEN_SIZE = re.compile(r"\s*[0-9.]+(?:[eE][+-]?[0-9]+)?\s*[KMGT](I?)B\s*(?:/s)?\s*", re.IGNORECASE)
 Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
@@ -106,12 +103,6 @@ class StorageProfile(InputModel):
         default_factory=list, max_length=64, description="What the probe saw: a cache, wide spread, ..."
     )
 
-    @model_validator(mode="after")
-    def _has_a_curve(self) -> Self:
-        if self.write is None and self.read is None and self.random_read is None:
-            raise ValueError("has no curve: give write, read or random_read, or run cachewatch probe")
-        return self
-
 
 class LinkProfile(Shorthand):
     """The network between the jobs and the storage; each host has a link of its own, and jobs are spread evenly."""
@@ -160,17 +151,8 @@ class WorkloadClass(InputModel):
         default=None, ge=0, le=MOST_JOBS,
         description="Jobs of this class that always run; none: the plan says how many may run.",
     )  # fmt: skip
-    amplification: float = Field(
-        default=1.0,
-        ge=1,
-        le=1e4,
-        description="How often the bytes are moved: 8 where each of 8 ranks reads everything.",
-    )
     op_bytes: Size = Field(
         default=2**20, gt=0, le=10**12, description="Bytes of one read or write, for a storage with ops_per_s."
-    )
-    burst_cv: float = Field(
-        default=0.0, ge=0, le=10, description="Coefficient of variation of burst sizes: 0 where all are alike."
     )
     compression: Compression | None = Field(default=None, description="Compression; none: bytes go as they are.")
 
@@ -181,20 +163,16 @@ class WorkloadClass(InputModel):
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes of one burst that reach the storage, amplified and compressed."""
-        return self.burst_bytes * self.amplification / (self.packing.ratio if self.packing else 1.0)
+        """Bytes of one burst that reach the storage, compressed."""
+        return self.burst_bytes / (self.packing.ratio if self.packing else 1.0)
 
     @property
     def kept_bytes(self) -> float:
-        """Bytes that a job leaves on the storage; moved again and again, they are kept once."""
-        return self.wire_bytes / self.amplification * self.bursts_per_job if self.kind == "generation" else 0.0
+        """Bytes that a job leaves on the storage."""
+        return self.wire_bytes * self.bursts_per_job if self.kind == "generation" else 0.0
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        if self.files_per_burst > self.burst_bytes:
-            raise ValueError(
-                f"has more files in a burst than bytes: a file has one byte at least, of {self.burst_bytes}"
-            )
+    def _always_or_in_a_batch(self) -> Self:
         if self.running is not None and self.jobs is not None:
             raise ValueError("has jobs of a batch and running ones, which always run: keep one of the two")
         return self
@@ -203,18 +181,13 @@ class WorkloadClass(InputModel):
 class Policy(InputModel):
     """What counts as too slow, and how careful the answer is."""
 
-    aim: Literal["batch", "latency"] = Field(
-        default="batch",
-        description="batch: the smallest number whose batch (without jobs: whose throughput) is within 2 % of the best; "
-        "latency: the largest at which a burst takes at most 10 % longer than alone.",
-    )
     stall_window_s: Duration = Field(
         default=300.0, gt=0, le=7 * 86400,
         description="Silence after which the watch stops a generation; 99 of 100 silences stay below it.",
     )  # fmt: skip
     derate: float = Field(
         default=0.15, ge=0, le=0.95,
-        description="Share taken off every rate of storage and link: real ones reach less. Calibrated from history.",
+        description="Share taken off every rate of storage and link: real ones reach less.",
     )  # fmt: skip
     isolated: bool = Field(
         default=False, description="Each class has a storage like this of its own, and a limit of its own."
@@ -237,8 +210,9 @@ class PlanInput(InputModel):
     def _units_as_written(cls, given: Any) -> Any:
         if not isinstance(given, dict) or "binary" in given:
             return given
-        first = next((found for part in (given.get("workloads"), given) for found in _binary_units(part)), False)
-        return given | {"binary": first}
+        jobs = given.get("workloads")
+        first = jobs[0].get("burst_bytes") if isinstance(jobs, list) and jobs and isinstance(jobs[0], dict) else None
+        return given | {"binary": isinstance(first, str) and "ib" in first.lower()}
 
     @model_validator(mode="after")
     def _can_be_asked(self) -> Self:
@@ -250,22 +224,9 @@ class PlanInput(InputModel):
             raise ValueError("has running in every class, so nothing is left to be planned: leave it out of one")
         if len(asking) > 1 and not self.policy.isolated and any(workload.jobs is None for workload in asking):
             raise ValueError("has several classes that share one limit: give each its jobs, or running, or isolated")
-        if sum(workload.running or 0 for workload in self.workloads) > MOST_JOBS:
-            raise ValueError(
-                f"has more than {MOST_JOBS} running jobs: plan for a part of them on a part of the storage"
-            )
         return self
 
     @property
     def asking(self) -> list[WorkloadClass]:
         """The classes that the plan gives a number for."""
         return [workload for workload in self.workloads if workload.running is None]
-
-
-def _binary_units(data: Any) -> Iterator[bool]:
-    """For each size with a unit: whether it is in KiB, MiB, GiB."""
-    if isinstance(data, dict | list):
-        for part in data.values() if isinstance(data, dict) else data:
-            yield from _binary_units(part)
-    elif isinstance(data, str) and (found := _WRITTEN_SIZE.fullmatch(data)):
-        yield bool(found[1])

@@ -118,7 +118,7 @@ def burst_seconds(inputs: PlanInput, workload: WorkloadClass, n: int, side: Side
         name: workload.wire_bytes * n / value for name, value in shared_ceilings(inputs, workload, n, side).items()
     }
     if workload.packing is not None:
-        found["compression"] = workload.burst_bytes * workload.amplification / workload.packing.bytes_per_s
+        found["compression"] = workload.burst_bytes / workload.packing.bytes_per_s
     storage, keep = inputs.storage, 1 - inputs.policy.derate
     each_s = storage.small_file_s or 0.0
     if storage.files_per_s is not None:

@@ -13,12 +13,11 @@ from prefect_cachewatch.common.yamlfile import read_yaml
 from prefect_cachewatch.errors import InputError
 
 
-def read_plan(path: Path, *, without: str = "") -> PlanInput:
+def read_plan(path: Path) -> PlanInput:
     """Read a PLAN.yaml.
 
     Args:
         path: the file; a storage profile that it names is looked for beside it.
-        without: a section that may be missing, since the caller brings it along: `workloads`.
 
     Returns:
         Storage, link, workloads and policy; sizes are said in the units that the file has.
@@ -29,17 +28,8 @@ def read_plan(path: Path, *, without: str = "") -> PlanInput:
     shown = for_terminal(str(path))
     data = _mapping(path, shown)
     if isinstance(data.get("storage"), str):
-        data["storage"] = {"profile": data["storage"]}
-    storage = data.get("storage")
-    if isinstance(storage, dict) and "profile" in storage:
-        profile = storage.pop("profile")
-        if not isinstance(profile, str):
-            raise InputError(f"{shown}: storage.profile is not the name of a file: write it like nfs-a.yaml")
-        data["storage"] = (
-            read_storage(path.parent / os.path.expanduser(profile)).model_dump(exclude_unset=True) | storage
-        )
-    if without:
-        data.setdefault(without, [{"name": "recorded", "burst_bytes": 1, "think_s": 0}])
+        profile = path.parent / os.path.expanduser(data["storage"])
+        data["storage"] = read_storage(profile).model_dump(exclude_unset=True)
     return validate(PlanInput, data, shown, "")
 
 

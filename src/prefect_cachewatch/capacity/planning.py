@@ -17,30 +17,27 @@ from prefect_cachewatch.capacity.inputs import MOST_JOBS, PlanInput, WorkloadCla
 from prefect_cachewatch.capacity.law import Side, binding, burst_seconds, curve_of, shared_ceilings, whole_burst_s
 from prefect_cachewatch.capacity.results import Alternative, Answer, ByHand, ClassRow, LimitPlan, Reason, Row
 from prefect_cachewatch.capacity.simulation import simulate
-from prefect_cachewatch.capacity.units import LINE_RATES, say_bytes, say_number, say_time
+from prefect_cachewatch.capacity.units import LINE_RATES, say_bytes, say_number
 from prefect_cachewatch.errors import InputError
 
 AS_GOOD = 1.02
 TICK = 1.1
 _BUSY = 0.8
 _BURSTS, _FEWER_BURSTS = 5000, 1000
-_LONGEST_BURST_S = 30 * 86400.0
 _ONE_MB = 10**6
 
 
-def plan(inputs: PlanInput, *, beyond_measured: bool = False) -> LimitPlan:
+def plan(inputs: PlanInput) -> LimitPlan:
     """Say how many jobs to run at once on a storage.
 
     Args:
         inputs: storage, link, classes and policy.
-        beyond_measured: whether the number may be one at which more streams move than were measured.
 
     Returns:
         The plan; one answer for all classes, or one for each where the policy isolates them.
 
     Raises:
-        InputError: the batch does not fit into the free space, the storage says nothing of such a class, or a burst
-            would take a month.
+        InputError: the batch does not fit into the free space, or the storage says nothing of such a class.
 
     Example:
         >>> from prefect_cachewatch.capacity import PlanInput
@@ -55,7 +52,7 @@ def plan(inputs: PlanInput, *, beyond_measured: bool = False) -> LimitPlan:
         apart = [inputs.model_copy(update={"workloads": [workload]}) for workload in inputs.asking]
     for each in apart:
         _refuse_what_cannot_be(each)
-    answers = tuple(_answer(each, inputs, beyond_measured) for each in apart)
+    answers = tuple(_answer(each, inputs) for each in apart)
     return LimitPlan(
         storage=inputs.storage.name,
         measured=inputs.storage.basis == "measured" and all(answer.measured_streams for answer in answers),
@@ -79,21 +76,21 @@ def expected_burst_s(inputs: PlanInput, n: float) -> float:
     always = [workload for workload in inputs.workloads if workload.running and not inputs.policy.isolated]
     alone = inputs.model_copy(update={"workloads": [main.model_copy(update={"jobs": None}), *always]})
     n = max(1.0, min(n, MOST_JOBS))
-    search = _Search(alone, _FEWER_BURSTS, True, most=math.ceil(n))
+    search = _Search(alone, _FEWER_BURSTS, most=math.ceil(n))
     first_s, last_s = (search.burst_s(at) for at in (math.floor(n), math.ceil(n)))
     return first_s + (last_s - first_s) * (n - math.floor(n))
 
 
-def _answer(here: PlanInput, whole: PlanInput, beyond: bool) -> Answer:
-    answer = _Search(here, _BURSTS, beyond).answer()
-    return replace(answer, alternatives=tuple(_alternatives(answer.row, here, whole, beyond)))
+def _answer(here: PlanInput, whole: PlanInput) -> Answer:
+    answer = _Search(here, _BURSTS).answer()
+    return replace(answer, alternatives=tuple(_alternatives(answer.row, here, whole)))
 
 
 class _Search:
     """One limit on one storage: its rows, and the number among them."""
 
-    def __init__(self, inputs: PlanInput, bursts: int, beyond: bool, most: int = MOST_JOBS) -> None:
-        self.inputs, self.bursts, self.beyond = inputs, bursts, beyond
+    def __init__(self, inputs: PlanInput, bursts: int, most: int = MOST_JOBS) -> None:
+        self.inputs, self.bursts = inputs, bursts
         self.main = inputs.asking[0]
         self.workloads = [self.main, *(w for w in inputs.workloads if w is not self.main and w.running != 0)]
         self.jobs = sum(workload.jobs or 0 for workload in self.workloads)
@@ -189,23 +186,23 @@ class _Search:
 
     def _broken(self, n: int) -> Reason | None:
         """The rule that a number breaks; then larger ones break it too."""
-        row, policy = self.row(n), self.inputs.policy
-        if self.measured is not None and not self.beyond and row.streams_p99 > self.measured:
+        row = self.row(n)
+        if self.measured is not None and row.streams_p99 > self.measured:
             return "measured"
         for workload, mine in zip(self.workloads, row.classes, strict=True):
             watched = workload.kind == "generation" and workload.running is None
-            if watched and mine.silence_p99_s > policy.stall_window_s:
+            if watched and mine.silence_p99_s > self.inputs.policy.stall_window_s:
                 return "stall"
-        return "latency" if policy.aim == "latency" and n >= (self.ticks_up_n or n + 1) else None
+        return None
 
     def number(self) -> tuple[int, Reason]:
         """The number and what binds it; 0 where the rules do not admit even one job."""
-        n = self.most if self.inputs.policy.aim == "latency" else self.best_n
+        n = self.best_n
         if self._broken(n) is None:
-            return n, "jobs" if n == self.jobs else "looked" if n == MOST_JOBS else "best"
+            return n, "jobs" if n == self.jobs else "best"
         n = bisect_left(range(1, n + 1), True, key=lambda m: self._broken(m) is not None)
         reason = self._broken(n + 1) or "best"
-        if n and self.inputs.policy.aim == "batch":  # a smaller one may be as good as the largest that is admitted
+        if n:  # a smaller one may be as good as the largest that is admitted
             lower = [*_grid(n)]
             n = self._smallest(lower, min(map(self.score, lower)))
         return n, reason
@@ -229,7 +226,6 @@ class _Search:
             n=n,
             reason=reason,
             feasible=found > 0,
-            best_n=best_n,
             ticks_up_n=tick,
             full_n=full_n,
             measured_streams=self.measured,
@@ -273,20 +269,13 @@ def _refuse_what_cannot_be(inputs: PlanInput) -> None:
             f"{jobs} do not fit on {storage.name}: they leave {say_bytes(wanted, binary)} and {say_bytes(free, binary)} are "
             f"free, so {say_bytes(wanted - free, binary)} are missing: make room, or plan fewer jobs"
         )
-    for workload in inputs.workloads:
-        alone_s = whole_burst_s(burst_seconds(inputs, workload, 1))
-        if alone_s > _LONGEST_BURST_S:
-            raise InputError(
-                f"a burst of {workload.name!r}, {say_bytes(workload.burst_bytes, binary)}, would take "
-                f"{say_time(alone_s)} alone on {storage.name!r}: check the units"
-            )
 
 
-def _alternatives(got: Row, here: PlanInput, whole: PlanInput, beyond: bool) -> Iterator[Alternative]:
+def _alternatives(got: Row, here: PlanInput, whole: PlanInput) -> Iterator[Alternative]:
     """What each change would make of the row got: its share of a shorter simulation without the change."""
 
     def short(changed: PlanInput) -> Row:
-        search = _Search(changed, _FEWER_BURSTS, beyond)
+        search = _Search(changed, _FEWER_BURSTS)
         return search.row(max(1, search.number()[0]))
 
     before = short(here)
@@ -347,12 +336,6 @@ def _together_or_apart(main: WorkloadClass, whole: PlanInput) -> Iterator[tuple[
 def _notes(inputs: PlanInput) -> Iterator[str]:
     storage = inputs.storage
     if storage.basis != "measured":
-        what = "the vendor's" if storage.basis == "vendor" else "given by hand"
-        yield (
-            f"The figures of {storage.name} are {what}, not measured: plan-capacity sets no limit by them. "
-            "Measure with cachewatch probe."
-        )
+        yield f"The figures of {storage.name} were not measured: plan-capacity sets no limit by them. Run cachewatch probe."
     yield f"{say_number(100 * inputs.policy.derate)} % are taken off every rate (policy.derate)."
-    if any(workload.kind == "generation" for workload in inputs.asking):
-        yield f"Silences of generations stay within {say_time(inputs.policy.stall_window_s)} (policy.stall_window_s)."
     yield from (f"The probe: {note}" for note in storage.notes)

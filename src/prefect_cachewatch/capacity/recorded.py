@@ -21,7 +21,6 @@ from prefect_cachewatch.run.trace.rows import TraceRow
 
 # A pause longer than this many samples parts two bursts; below it, a burst may just have been measured in the middle.
 _PAUSE_SAMPLES = 1.5
-_MOST_CV = 10.0
 
 
 def with_recorded(inputs: PlanInput, name: str, samples: Sequence[TraceRow]) -> tuple[PlanInput, str]:
@@ -48,9 +47,9 @@ def with_recorded(inputs: PlanInput, name: str, samples: Sequence[TraceRow]) -> 
         joined = bursts.pop()[1] if bursts and t_s - last_s <= _PAUSE_SAMPLES * step_s else 0
         bursts.append((t_s, joined + size))
         last_s = t_s
-    count, ends_s, sizes = len(bursts), [t_s for t_s, _ in bursts], [size for _, size in bursts]
+    count, ends_s = len(bursts), [t_s for t_s, _ in bursts]
     if by_file := count < 2:  # no pause: each file counts as a burst
-        count, ends_s, sizes = files, [t_s for t_s, _ in grown], [1]
+        count, ends_s = files, [t_s for t_s, _ in grown]
     if count < 2 or len(ends_s) < 2:
         raise InputError(
             f"{shown} shows no second burst, so that no think time can be told: record a whole run with a shorter "
@@ -58,12 +57,10 @@ def with_recorded(inputs: PlanInput, name: str, samples: Sequence[TraceRow]) -> 
         )
     cycle_s, mean = (ends_s[-1] - ends_s[0]) / (count - 1), max(1, round(sum(size for _, size in grown) / count))
     draft = old.model_dump(exclude_unset=True) | {
-        "name": for_terminal(name, 100) if old.name == "recorded" else old.name,
         "burst_bytes": mean,
         "think_s": cycle_s,
-        "files_per_burst": min(mean, max(1, round(files / count))),
+        "files_per_burst": max(1, round(files / count)),
         "bursts_per_job": count,
-        "burst_cv": round(min(_MOST_CV, statistics.pstdev(sizes) / statistics.fmean(sizes)), 3),
     }
     workload = validate(WorkloadClass, draft, shown, "")
     plain = inputs.model_copy(update={"policy": inputs.policy.model_copy(update={"derate": 0.0})})
@@ -72,7 +69,7 @@ def with_recorded(inputs: PlanInput, name: str, samples: Sequence[TraceRow]) -> 
     said = (
         f"{shown}: {count} bursts of {say_bytes(mean, inputs.binary)}, one every {say_time(cycle_s)}, of which a burst "
         f"alone takes {say_time(alone_s)} here: burst_bytes: {mean}, think_s: {workload.think_s:g}, files_per_burst: "
-        f"{workload.files_per_burst}, bursts_per_job: {count}, burst_cv: {workload.burst_cv:g}"
+        f"{workload.files_per_burst}, bursts_per_job: {count}"
     )
     said += "; no pause was seen, so each file counts as a burst" if by_file else ""
     if alone_s > cycle_s:

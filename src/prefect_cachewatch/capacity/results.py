@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from prefect_cachewatch.capacity.units import three_digits
+from typing import Literal
 
 #: Why a number is not larger than it is. best: more would not be faster; jobs: the whole batch runs at once.
-Reason = Literal["best", "jobs", "latency", "measured", "stall", "looked"]
+Reason = Literal["best", "jobs", "measured", "stall"]
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,6 @@ class Answer:
     n: int
     reason: Reason
     feasible: bool  # False: not even one job keeps the rules
-    best_n: int
     ticks_up_n: int | None  # the first number at which a burst takes over 10 % longer than alone
     full_n: int | None  # the first number beyond which more jobs only wait longer
     measured_streams: int | None
@@ -106,21 +101,3 @@ class LimitPlan:
     binary: bool
     answers: tuple[Answer, ...]
     notes: tuple[str, ...]
-
-
-def as_json(value: Any) -> Any:
-    """Turn an answer into plain values of at most three digits; what is not a number becomes null.
-
-    Args:
-        value: a result.
-
-    Returns:
-        Lists, mappings, texts, numbers, null.
-    """
-    if dataclasses.is_dataclass(value):
-        return {field.name: as_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, list | tuple):
-        return [as_json(entry) for entry in value]
-    if isinstance(value, float):
-        return three_digits(value) if math.isfinite(value) else None
-    return value

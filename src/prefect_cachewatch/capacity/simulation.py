@@ -131,7 +131,7 @@ class _Run:
         self.now_s = at_s
         if who < 0:
             _, number, c, thought_s, left = heappop(self.thinking)
-            heappush(self.active[c], (self.clock[c] + self._size(c), number, at_s, thought_s, left))
+            heappush(self.active[c], (self.clock[c] + 1.0, number, at_s, thought_s, left))
             return None
         _, _, began_s, thought_s, left = heappop(self.active[who])
         burst_s = at_s - began_s
@@ -146,13 +146,6 @@ class _Run:
         think_s = self.jobs[c].think_s * self.draw.uniform(1 - _THINK_SPREAD, 1 + _THINK_SPREAD)
         self.number += 1
         heappush(self.thinking, (self.now_s + think_s, self.number, c, think_s, left))
-
-    def _size(self, c: int) -> float:
-        """The size of a burst as a share of the mean: lognormal, since a size is never below nothing."""
-        if not self.jobs[c].burst_cv:
-            return 1.0
-        variance = math.log1p(self.jobs[c].burst_cv ** 2)
-        return self.draw.lognormvariate(-variance / 2, math.sqrt(variance))
 
     def outcome(self) -> Outcome:
         gone_s = list(accumulate(self.seen))

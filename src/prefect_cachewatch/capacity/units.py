@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated
 
 from pydantic import Field
@@ -83,11 +82,10 @@ def parse_per_second(text: str) -> float:
         (1000000.0, 250000.0, 1500000.0)
     """
     amount = text.strip().replace(" ", "").removesuffix("/s")
-    power = {"k": 1e3, "m": 1e6, "g": 1e9}.get(amount[-1:].lower(), 1.0)
     try:
-        if not amount.isascii():
+        if amount[-1:] in "bBtT":
             raise ValueError
-        return float(amount if power == 1 else amount[:-1]) * power
+        return float(parse_bytes(amount))
     except ValueError:
         raise ValueError(f"{text[:40]!r} is not a number per second: write it like 1M or 250k/s") from None
 
@@ -128,11 +126,7 @@ def say_bytes(size_bytes: float, binary: bool = False) -> str:
     """
     for size, name in _BINARY if binary else _DECIMAL:
         if size_bytes >= size * 0.9995:
-            return (
-                f"{size_bytes / size:.3g} {name}"
-                if size_bytes < 999.5 * size
-                else f"{say_number(size_bytes / size)} {name}"
-            )
+            return f"{say_number(size_bytes / size)} {name}"
     return f"{size_bytes:.3g} byte{'s' * (size_bytes != 1)}"
 
 
@@ -141,14 +135,10 @@ def say_time(seconds: float) -> str:
 
     Example:
         >>> [say_time(s) for s in (0.0235, 0.376, 4.72, 13.3, 100, 702, 9912, 40000, 9e5)]
-        ['24 ms', '376 ms', '4.7 s', '13 s', '100 s', '11.7 min', '2 h 45 min', '11.1 h', '10.4 days']
+        ['23.5 ms', '376 ms', '4.7 s', '13 s', '100 s', '11.7 min', '2 h 45 min', '11.1 h', '10.4 days']
     """
-    if seconds == 0:
-        return "0 s"
-    if seconds < 0.0995:
-        return f"{seconds * 1e3:.2g} ms" if seconds >= 1e-4 else "<0.1 ms"
-    if seconds < 0.9995:
-        return f"{seconds * 1e3:.0f} ms"
+    if 0 < seconds < 0.9995:
+        return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-4 else "<0.1 ms"
     if seconds < 119.5:
         return f"{seconds:.2g} s" if seconds < 99.5 else f"{seconds:.0f} s"
     if seconds < 5970:
@@ -159,13 +149,3 @@ def say_time(seconds: float) -> str:
     if seconds < 48 * 3600:
         return f"{seconds / 3600:.3g} h"
     return f"{say_number(seconds / 86400)} days"
-
-
-def three_digits(value: float) -> float:
-    """Round to three digits, for JSON.
-
-    Example:
-        >>> three_digits(0.0123456), three_digits(98765)
-        (0.0123, 98800.0)
-    """
-    return float(f"{value:.3g}") if math.isfinite(value) else value

@@ -22,8 +22,6 @@ _INSTEAD = ("if instead", "at once", "result", "held by")
 _RULES = {
     "measured": ("the most measured", "beyond the {streams} streams that were measured nothing is known"),
     "stall": ("more look stalled", "1 in 100 silences would be longer than the stall window"),
-    "latency": ("then latency ticks up", "policy.aim is latency"),
-    "looked": ("the most looked at", "a plan looks at no more"),
 }
 
 
@@ -42,8 +40,7 @@ def text_lines(plan: LimitPlan) -> Iterator[str]:
         if len(plan.answers) > 1:
             yield f"{for_terminal(answer.classes[0], 60)}:"
         yield from (line for said in _basis(plan, answer) for line in _wrapped(said, "  "))
-        marked = [row.n for row in answer.rows].index(answer.n) + 1
-        yield from ("", *_columns([_HEADS, *_table(plan, answer)], marked), "")
+        yield from ("", *_columns([_HEADS, *_table(plan, answer)]), "")
         yield from (*_columns([_INSTEAD, *_instead(plan, answer)]), "")
     yield from (line for note in plan.notes for line in _wrapped(note, "- "))
 
@@ -71,9 +68,7 @@ def headline(plan: LimitPlan, answer: Answer) -> str:
     row, rule = answer.row, f" ({_RULES[answer.reason][0]})" if answer.reason in _RULES else ""
     if not answer.feasible:
         word = "it would look stalled" if answer.reason == "stall" else "more streams move than were measured"
-        return _first_that_fits(
-            f"Not even 1 at once on {for_terminal(answer.name, most)}: {word}." for most in (100, 20)
-        )
+        return f"Not even 1 at once on {for_terminal(answer.name, 20)}: {word}."
     if row.batch_s is None:
         results = [f"{say_bytes(row.bytes_per_s, plan.binary)}/s together"]
     else:
@@ -82,12 +77,7 @@ def headline(plan: LimitPlan, answer: Answer) -> str:
         jobs = " and ".join(f"{say_number(n or 0)} {for_terminal(name, 100)}" for n, name in named)
         total = f"all {say_number(sum(n or 0 for n in answer.jobs))} jobs"
         worst = f", at worst {say_time(worst_s)}" if worst_s > 1.03 * row.batch_s else ""
-        results = [
-            f"{jobs} in about {time}{worst}",
-            f"{jobs} in about {time}",
-            f"{jobs} in {time}",
-            f"{total} in {time}",
-        ]
+        results = [f"{jobs} in {time}{worst}", f"{jobs} in {time}", f"{total} in {time}"]
     return _first_that_fits(
         f"Run {answer.n} at once on {for_terminal(answer.name, most)}{rule}: {result}."
         for most in (100, 30, 16)
@@ -102,19 +92,15 @@ def _basis(plan: LimitPlan, answer: Answer) -> Iterator[str]:
         plan: the plan.
         answer: one of its answers.
     """
-    hand, binary, best = answer.by_hand, plan.binary, answer.at(answer.best_n)
+    hand, binary = answer.by_hand, plan.binary
     if answer.reason in _RULES:
-        better = answer.feasible and best.batch_s and best.batch_s < 0.97 * (answer.row.batch_s or 0)
-        more = f" ({best.n} would take {say_time(best.batch_s)})" if better and best.batch_s else ""
-        yield f"Not more, since {_RULES[answer.reason][1].format(streams=say_number(answer.measured_streams or 0))}{more}."
+        yield f"Not more, since {_RULES[answer.reason][1].format(streams=say_number(answer.measured_streams or 0))}."
     yield (
         f"Z = {say_time(hand.think_s)} between two bursts, R = {say_time(hand.burst_s)} for a burst alone, "
         f"D = {say_time(hand.demand_s)} for one at {say_bytes(hand.parts[0][1], binary)}/s ({hand.ceiling})."
     )
     if answer.batch_range_s:
         yield f"The figures allow a batch of {say_time(answer.batch_range_s[0])} to {say_time(answer.batch_range_s[1])}."
-    if len(hand.parts) > 1:
-        yield f"Bytes: {' + '.join(_moved(plan, answer))}."
     for mine, first in zip(answer.row.classes[1:], answer.rows[0].classes[1:], strict=True):
         yield (
             f"{mine.name} at {answer.n}: a burst takes {say_time(mine.burst_s)} ({say_time(first.burst_s)} at 1), "
@@ -174,17 +160,14 @@ def _faster(answer: Answer) -> Iterator[str]:
         each for each in answer.alternatives if each.faster <= 1 + _SAME and not each.change.startswith("a link of")
     ]
 
-    def listed(some: Sequence[Alternative], timed: bool) -> str:
-        names = [for_terminal(each.change, 40) for each in some]
-        times = [f" ({say_time(each.batch_s)})" if timed and each.batch_s else "" for each in some]
-        return ", ".join(name + time for name, time in zip(names, times, strict=True))
+    def listed(some: Sequence[Alternative]) -> str:
+        return ", ".join(for_terminal(each.change, 40) for each in some)
 
     if answer.alternatives:
         yield _first_that_fits(
-            (f"Faster: {listed(better[:most], timed)}." if better else "Nothing is faster.")
-            + (f" Not: {listed(others[:more], timed=False)}." if others[:more] else "")
+            (f"Faster: {listed(better[:most])}." if better else "Nothing is faster.")
+            + (f" Not: {listed(others[:more])}." if others[:more] else "")
             for most in (3, 2, 1)
-            for timed in (True, False)
             for more in (3, 2, 1)
         )
 
@@ -192,17 +175,13 @@ def _faster(answer: Answer) -> Iterator[str]:
 def _by_hand(plan: LimitPlan, answer: Answer) -> str:
     """How to check the answer with a pencil: bytes over the ceiling, and (Z + R) / D."""
     hand, what = answer.by_hand, "of bytes" if answer.row.batch_s is not None else "a burst"
-    moved, times = " + ".join(_moved(plan, answer)), " + ".join(say_time(size / rate) for size, rate in hand.parts)
+    binary, parts = plan.binary, hand.parts
+    moved = " + ".join(f"{say_bytes(size, binary)} / {say_bytes(rate, binary)}/s" for size, rate in parts)
+    times = " + ".join(say_time(size / rate) for size, rate in parts)
     return _first_that_fits(
-        f"By hand: {said} = {say_time(hand.bytes_s)} {what}; (Z + R) / D = {say_number(hand.filling_n)} jobs{fill}."
+        f"By hand: {said} = {say_time(hand.bytes_s)} {what}; (Z + R) / D = {say_number(hand.filling_n)} jobs."
         for said in (moved, times, "bytes / rates")
-        for fill in (" fill it", "")
     )
-
-
-def _moved(plan: LimitPlan, answer: Answer) -> list[str]:
-    parts = answer.by_hand.parts
-    return [f"{say_bytes(size, plan.binary)} / {say_bytes(rate, plan.binary)}/s" for size, rate in parts]
 
 
 def _table(plan: LimitPlan, answer: Answer) -> list[tuple[str, ...]]:
@@ -237,17 +216,13 @@ def _first_that_fits(lines: Iterator[str]) -> str:
     return for_terminal(next((line for line in every if len(line) <= _WIDTH), every[-1]), _WIDTH)
 
 
-def _columns(rows: Sequence[Sequence[str]], marked: int = 0) -> Iterator[str]:
-    """Rows under their heads, the first column to the left where it has words, and the last one."""
+def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows under their heads, the first column and the last one to the left."""
     shown = [[for_terminal(cell, 36) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in shown) for i in range(len(shown[0]))]
-    words = not shown[-1][0].isdigit()
-    for number, row in enumerate(shown):
-        cells = [
-            cell.ljust(width) if (i == 0 and words) or i == len(row) - 1 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield f"{'>' if number and number == marked else ' '} {'  '.join(cells)}".rstrip()
+    for first, *middle, last in shown:
+        cells = [cell.rjust(width) for cell, width in zip(middle, widths[1:], strict=False)]
+        yield f"  {'  '.join([first.ljust(widths[0]), *cells, last])}".rstrip()
 
 
 def _wrapped(text: str, mark: str) -> list[str]:

@@ -6,16 +6,12 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from prefect_cachewatch.common.files import PUBLIC, write_file
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
-
-if TYPE_CHECKING:
-    from prefect_cachewatch.capacity import PlanInput
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -39,10 +35,8 @@ class _Got(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.2 a
 
 @click.command("plan", short_help="How many jobs to run at once on a storage, and what binds.")
 @click.argument("plan_file", metavar="PLAN.yaml", type=click.Path(path_type=Path))
-@click.option("--json", "as_json_", is_flag=True, help="The plan as JSON on stdout, nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="The plan as JSON on stdout, nothing else.")
 @click.option("--picture", metavar="FILE.svg", type=_FILE, help="Draw throughput, latency and zones over the jobs.")
-@click.option("--link", metavar="RATE", help="Another link than the file's, for example 40G.")
-@click.option("--isolated", is_flag=True, help="Each class on a storage of its own, with a limit of its own.")
 @click.option(
     "--from-trace", "trace_file", metavar="RUN.csv", type=_FILE,
     help="Take burst, think time and files of the first class from a run recorded with --record.",
@@ -55,10 +49,8 @@ class _Got(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.2 a
 )
 def command(
     plan_file: Path,
-    as_json_: bool,
+    as_json: bool,
     picture: Path | None,
-    link: str | None,
-    isolated: bool,
     trace_file: Path | None,
     got: tuple[tuple[int, float], ...],
 ) -> int:
@@ -71,42 +63,27 @@ def command(
     from prefect_cachewatch.capacity import plan  # noqa: PLC0415
     from prefect_cachewatch.capacity.against import got_sentence  # noqa: PLC0415
     from prefect_cachewatch.capacity.picture import draw  # noqa: PLC0415
-    from prefect_cachewatch.capacity.results import as_json  # noqa: PLC0415
+    from prefect_cachewatch.capacity.planfile import read_plan  # noqa: PLC0415
+    from prefect_cachewatch.capacity.recorded import with_recorded  # noqa: PLC0415
     from prefect_cachewatch.capacity.wording import text_lines  # noqa: PLC0415
+    from prefect_cachewatch.run.trace.files import read_trace  # noqa: PLC0415
 
-    given, notes = _given(plan_file, link, isolated, trace_file)
+    given, notes = read_plan(plan_file), []
+    if trace_file is not None:
+        trace = read_trace(trace_file)
+        given, said = with_recorded(given, trace.name, trace.rows)
+        notes.append(said)
     answer = plan(given)
     notes += [got_sentence(given, n, burst_s) for n, burst_s in got]
     answer = dataclasses.replace(answer, notes=(*notes, *answer.notes))
     if picture is not None:
         _write(picture, draw(answer, answer.answers[0], got))
-    if as_json_:
-        print(json.dumps(as_json(answer), indent=2, allow_nan=False))
+    if as_json:
+        print(json.dumps(dataclasses.asdict(answer), indent=2, allow_nan=False))
         return 0
     for line in text_lines(answer):
         click.echo(line)
     return 0
-
-
-def _given(plan_file: Path, link: str | None, isolated: bool, trace_file: Path | None) -> tuple[PlanInput, list[str]]:
-    from prefect_cachewatch.capacity.inputs import PlanInput  # noqa: PLC0415 - as above
-    from prefect_cachewatch.capacity.planfile import read_plan  # noqa: PLC0415
-    from prefect_cachewatch.capacity.recorded import with_recorded  # noqa: PLC0415
-    from prefect_cachewatch.common.inputs import validate  # noqa: PLC0415
-    from prefect_cachewatch.run.trace.files import read_trace  # noqa: PLC0415
-
-    given, notes = read_plan(plan_file, without="workloads" if trace_file else ""), []
-    if link is not None:
-        changed = given.model_dump(exclude_unset=True)
-        changed["link"] = changed.get("link", {}) | {"bytes_per_s": link}
-        given = validate(PlanInput, changed, "--link", "")
-    if isolated:
-        given = given.model_copy(update={"policy": given.policy.model_copy(update={"isolated": True})})
-    if trace_file is not None:
-        trace = read_trace(trace_file)
-        given, said = with_recorded(given, trace.name, trace.rows)
-        notes.append(said)
-    return given, notes
 
 
 def _write(path: Path, text: str) -> None:

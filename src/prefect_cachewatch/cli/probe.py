@@ -17,7 +17,7 @@ import click
 
 from prefect_cachewatch.capacity.inputs import StorageProfile
 from prefect_cachewatch.capacity.probe.fio import profile_from_fio
-from prefect_cachewatch.capacity.probe.measure import ProbeReport, ProbeSettings, check_probe, run_probe
+from prefect_cachewatch.capacity.probe.measure import ProbeReport, ProbeSettings, run_probe
 from prefect_cachewatch.capacity.probe.rates import KINDS, profile_yaml, write_profile
 from prefect_cachewatch.capacity.units import say_bytes, say_number, say_time
 from prefect_cachewatch.cli.options.fields import Fields
@@ -26,7 +26,7 @@ from prefect_cachewatch.common.files import is_special
 from prefect_cachewatch.common.text import file_stem, for_terminal
 from prefect_cachewatch.errors import InputError
 
-_SETTINGS = Fields(ProbeSettings, "max_concurrency N, size_bytes, time_s, network_ok")
+_SETTINGS = Fields(ProbeSettings, "max_concurrency N, size_bytes, time_s")
 _CURVES = ("write", "read", "random_read")
 
 
@@ -55,34 +55,24 @@ def command(
     if not 1 <= len(shown) <= 100 or re.search(r"[\x00-\x1f\x7f]", shown):
         raise click.UsageError("--name: give 1 to 100 characters, none of them a control character")
     output = output or Path(f"storage-{file_stem(shown, most=200, other='profile')}.yaml")
+    if output.is_dir() or not output.parent.is_dir():
+        raise InputError(f"{for_terminal(str(output))} is a directory or in none: name a file with --output")
     status = 0
     if directory is None:
-        report = ProbeReport(profile_from_fio(reports, shown), "", "")
-        _check(output)
+        report = ProbeReport(profile_from_fio(reports, shown))
     else:
-        settings = _SETTINGS.build(options)
-        target = check_probe(directory, settings)
-        _check(output)
 
         def say(text: str) -> None:
             if not quiet:
-                print(text, file=sys.stderr, flush=True)
+                print(textwrap.fill(text, 80), file=sys.stderr, flush=True)
 
-        say(
-            textwrap.fill(
-                f"Probing {for_terminal(str(target.path))}: writes up to {say_bytes(target.size_bytes, binary=True)} at "
-                f"once, for up to {say_time(settings.time_s)}. Whoever shares this storage is slowed meanwhile; Ctrl-C ends "
-                "it, keeps what was measured and removes the test files.",
-                80,
-            )
-        )
         with _stopping() as (stop, caught):
-            report = run_probe(target, shown, settings, stop, say)
+            report = run_probe(directory, shown, _SETTINGS.build(options), stop, say)
         status = 128 + caught[0] if caught else 0
     profile = report.profile
     if profile is None:
         raise click.exceptions.Exit(status)
-    if report.cause in ("interrupted", "storage") and not is_special(output):
+    if (status or report.refused) and not is_special(output):
         output = output.with_name(f"{output.stem}.partial{output.suffix or '.yaml'}")  # an older whole one stays
     try:
         write_profile(output, profile)
@@ -94,24 +84,9 @@ def command(
     else:
         print("\n".join(_lines(profile)))
         print(f"\nProfile of {for_terminal(shown)} written to {for_terminal(str(output))}")
-    if report.cause == "storage":
-        raise InputError(f"{report.stopped}; what was measured before is in {for_terminal(str(output))}")
+    if report.refused:
+        raise InputError(f"{report.refused}; what was measured before is in {for_terminal(str(output))}")
     return status
-
-
-def _check(output: Path) -> None:
-    """Refuse an output that could not be written afterwards, or that is another file of the user's."""
-    shown = for_terminal(str(output))
-    if output.is_dir() or not output.parent.is_dir():
-        raise InputError(f"{shown} is a directory or in none: name a file with --output")
-    if output.exists() and not is_special(output):
-        try:
-            with output.open("rb") as file:
-                head = file.read(4096)
-        except OSError as error:
-            raise InputError(f"{shown} cannot be read ({error.strerror}): name another file with --output") from None
-        if head.strip() and not re.search(rb"^(# Storage profile|name:)", head, re.MULTILINE):
-            raise InputError(f"{shown} exists and is no profile: name another file with --output")
 
 
 def _lines(profile: StorageProfile) -> Iterator[str]:

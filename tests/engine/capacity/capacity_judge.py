@@ -94,7 +94,7 @@ def planned(what: Scenario) -> PlanInput:
     workloads = [
         {
             "name": f"class {i}", "burst_bytes": jobs.burst_bytes, "think_s": jobs.think_s, "bursts_per_job": jobs.bursts,
-            "jobs": jobs.wanted or None, "running": jobs.running or None, "burst_cv": jobs.burst_cv,
+            "jobs": jobs.wanted or None, "running": jobs.running or None,
         }
         for i, jobs in enumerate(what.classes)
     ]  # fmt: skip

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import prefect_cachewatch.capacity as capacity
+from prefect_cachewatch.capacity import inputs
 from prefect_cachewatch.capacity.planfile import read_plan
 from prefect_cachewatch.capacity.wording import answer_lines
 
@@ -55,6 +56,6 @@ def test_every_example_is_a_plan_with_an_answer(path: Path) -> None:
 
 
 def test_every_field_of_the_inputs_is_explained_on_its_form() -> None:
-    for name in capacity.__all__:
-        for field, info in getattr(getattr(capacity, name), "model_fields", {}).items():
+    for name, model in vars(inputs).items():
+        for field, info in getattr(model, "model_fields", {}).items():
             assert info.description, f"{name}.{field}"

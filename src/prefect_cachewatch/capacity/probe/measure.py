@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import Literal
 
 from pydantic import Field
 
@@ -21,7 +20,7 @@ from prefect_cachewatch.capacity.inputs import StorageProfile
 from prefect_cachewatch.capacity.probe.direct import BLOCK_BYTES, Bench
 from prefect_cachewatch.capacity.probe.rates import KINDS, Rates, profile_of
 from prefect_cachewatch.capacity.units import say_bytes, say_time
-from prefect_cachewatch.common.mounts import is_network_type, mount_of, read_mounts
+from prefect_cachewatch.common.mounts import mount_of, read_mounts
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config import InputModel
 from prefect_cachewatch.config.quantities import Duration, Size
@@ -32,7 +31,6 @@ _MEMORY = ("ramfs", "tmpfs")
 _LEAST_BYTES = 16 * 2**20
 _REPETITIONS = 3
 _SHORTEST_S = 0.1
-_Cause = Literal["", "time", "interrupted", "storage"]
 
 
 class ProbeSettings(InputModel):
@@ -48,43 +46,18 @@ class ProbeSettings(InputModel):
     time_s: Duration = Field(
         default=120, ge=1, le=86400, description="The longest it measures; what it has then is kept."
     )
-    network_ok: bool = Field(
-        default=False, description="Probe a network file system too, which slows everyone who uses it meanwhile."
-    )
-
-
-@dataclass(frozen=True)
-class ProbeTarget:
-    """A directory that may be probed, its file system, and how many bytes the probe may have there."""
-
-    path: Path
-    filesystem: str
-    free_bytes: int
-    size_bytes: int
 
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """The profile, None if nothing was measured; `stopped` says why the probe ended early."""
+    """The profile, None if nothing was measured; `refused` says why the storage ended the probe early."""
 
     profile: StorageProfile | None
-    stopped: str
-    cause: _Cause
+    refused: str = ""
 
 
-def check_probe(directory: Path, settings: ProbeSettings) -> ProbeTarget:
-    """Check that a probe may run, before anything is written.
-
-    Args:
-        directory: an existing directory on the storage.
-        settings: caps and choices.
-
-    Returns:
-        What the kernel says of the directory.
-
-    Raises:
-        InputError: it is no directory, is on a network file system, or has too little space.
-    """
+def _room_in(directory: Path, settings: ProbeSettings) -> tuple[Path, int, int]:
+    """The directory's own path, the bytes free there, and how many of them the probe may have."""
     shown = for_terminal(str(directory))
     try:
         path = directory.resolve(strict=True)
@@ -93,13 +66,6 @@ def check_probe(directory: Path, settings: ProbeSettings) -> ProbeTarget:
     except (OSError, RuntimeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{shown} cannot be probed ({reason}): name a directory on the storage in question") from None
-    mount = mount_of(str(path), read_mounts())
-    filesystem = mount.type if mount is not None else "unknown"
-    if is_network_type(filesystem) and not settings.network_ok:
-        raise InputError(
-            f"{shown} is on a network file system ({filesystem}), and a probe slows everyone who uses it: choose a quiet "
-            "hour and add --network-ok (network_ok in a flow)"
-        )
     free, least = status.f_bavail * status.f_frsize, max(_LEAST_BYTES, 2 * BLOCK_BYTES * settings.max_concurrency)
     size = min(settings.size_bytes, free // 2)
     if size < least:
@@ -108,90 +74,85 @@ def check_probe(directory: Path, settings: ProbeSettings) -> ProbeTarget:
             f"{say_bytes(size, binary=True)}, half of what is free or --size: make room, allow more, or fewer with "
             "--max-concurrency"
         )
-    return ProbeTarget(path, filesystem, free, size)
+    return path, free, size
 
 
 def run_probe(
-    target: ProbeTarget,
-    name: str,
-    settings: ProbeSettings,
-    stop: Event | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    directory: Path, name: str, settings: ProbeSettings, stop: Event, say: Callable[[str], None]
 ) -> ProbeReport:
     """Measure the storage under a directory.
 
     Args:
-        target: a directory that may be probed.
+        directory: an existing directory on the storage.
         name: what the storage is called, in plans and as a concurrency limit.
         settings: caps and choices.
         stop: set from another thread or a signal handler, it ends the probe after the request under way.
-        say: told, before each phase, what is measured.
+        say: told what is about to happen, at the begin and before each phase.
 
     Returns:
         What was measured, also when time, a signal or the storage ended it early.
 
     Raises:
-        InputError: not even the first phase could be measured: full, read-only, no permission.
+        InputError: it is no directory, or not even the first phase could be measured: full, read-only, no permission.
     """
     rates: Rates = {}
-    cause: _Cause
-    stop, begin_s = stop or Event(), time.monotonic()
-    memory = target.filesystem in _MEMORY
-    notes = [f"{target.filesystem} is memory: these are figures of RAM, not of a storage"] if memory else []
-    notes += [
-        f"an earlier probe left {for_terminal(str(left))} behind: delete it if no probe runs there now"
-        for left in sorted(target.path.glob(f"{_SCRATCH}*"))
-    ]
+    begin_s = time.monotonic()
+    path, free_bytes, size_bytes = _room_in(directory, settings)
+    shown, mount = for_terminal(str(path)), mount_of(str(path), read_mounts())
+    filesystem = mount.type if mount is not None else "unknown"
+    notes = [f"{filesystem} is memory: these are figures of RAM, not of a storage"] if filesystem in _MEMORY else []
+    say(
+        f"Probing {shown}: writes up to {say_bytes(size_bytes, binary=True)} at once, for up to "
+        f"{say_time(settings.time_s)}. Whoever shares this storage is slowed meanwhile; Ctrl-C ends it, keeps what was "
+        "measured and removes the test files."
+    )
+    refused = ""
     try:
         with tempfile.TemporaryDirectory(
-            prefix=f"{_SCRATCH}{os.getpid()}-", dir=target.path, ignore_cleanup_errors=True
+            prefix=f"{_SCRATCH}{os.getpid()}-", dir=path, ignore_cleanup_errors=True
         ) as scratch:
             bench = Bench(Path(scratch), stop)
-            stopped, cause = _measure(bench, target, settings, rates, say)
+            stopped = _measure(bench, size_bytes, settings, rates, say)
     except OSError as error:
-        stopped = (
-            f"{for_terminal(str(target.path))} cannot be written to ({error.strerror or type(error).__name__}): make room "
-            "there, or name a directory that you may write to"
+        stopped = refused = (
+            f"{shown} cannot be written to ({error.strerror or type(error).__name__}): make room there, or name a "
+            "directory that you may write to"
         )
         if not rates:
             raise InputError(stopped) from None
-        cause = "storage"
     if os.path.exists(scratch):  # on NFS a file that was open until now may keep it
         notes.append(f"the probe's own directory could not be removed: delete {for_terminal(scratch)} by hand")
     if not bench.direct:
         notes.append(
-            f"{target.filesystem} does not open files with O_DIRECT: reads may come from this machine's page cache; trust "
+            f"{filesystem} does not open files with O_DIRECT: reads may come from this machine's page cache; trust "
             "the writes (they end with fsync), not the reads"
         )
     if stopped:
         notes.insert(0, f"partial: {stopped}")
     source = (
-        f"cachewatch probe, {target.filesystem}, through {'O_DIRECT' if bench.direct else 'the page cache'}, "
-        f"{say_bytes(target.size_bytes, binary=True)} at once, in {say_time(time.monotonic() - begin_s)}"
+        f"cachewatch probe, {filesystem}, through {'O_DIRECT' if bench.direct else 'the page cache'}, "
+        f"{say_bytes(size_bytes, binary=True)} at once, in {say_time(time.monotonic() - begin_s)}"
     )
-    profile = profile_of(name, source, rates, notes, free_bytes=target.free_bytes) if rates else None
-    return ProbeReport(profile, stopped, cause)
+    return ProbeReport(profile_of(name, source, rates, notes, free_bytes=free_bytes) if rates else None, refused)
 
 
-def _measure(
-    bench: Bench, target: ProbeTarget, settings: ProbeSettings, rates: Rates, say: Callable[[str], None]
-) -> tuple[str, _Cause]:
+def _measure(bench: Bench, size_bytes: int, settings: ProbeSettings, rates: Rates, say: Callable[[str], None]) -> str:
     """Measure each kind of access with each number of streams; return why it ended early."""
     levels = [(n, kind) for n in _streams_up_to(settings.max_concurrency) for kind in KINDS]
     end_s, left = time.monotonic() + settings.time_s, len(levels) * _REPETITIONS
     for number, (n, kind) in enumerate(levels, start=1):
         say(f"{number} of {len(levels)}: {KINDS[kind]}, n = {n}")
-        size = target.size_bytes // n // BLOCK_BYTES * BLOCK_BYTES
+        size = size_bytes // n // BLOCK_BYTES * BLOCK_BYTES
         for _ in range(_REPETITIONS):
             if (left_s := end_s - time.monotonic()) <= 0:
-                return f"the time of {say_time(settings.time_s)} was up at n = {n}: allow more with --time", "time"
+                return f"the time of {say_time(settings.time_s)} was up at n = {n}: allow more with --time"
             # An even share of the time that is left; some of it is for fsync, threads and removal.
             share_s, left = max(_SHORTEST_S, 0.8 * left_s / left), left - 1
             rate = bench.run(kind, n, size, share_s)
             if bench.stop.is_set():
-                return "it was interrupted", "interrupted"
+                return "it was interrupted"
             rates.setdefault(kind, {}).setdefault(n, []).append(rate)
-    return "", ""
+    return ""
 
 
 def _streams_up_to(most: int) -> list[int]:

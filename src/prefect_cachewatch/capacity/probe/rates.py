@@ -22,7 +22,6 @@ Rates = dict[str, dict[int, list[float]]]
 KINDS = {"write": "fresh writes", "read": "reads", "random_read": "random reads", "files": "small files"}
 _WIDE_SPREAD = 0.35
 _CACHE_FACTOR = 3.0
-_FASTER_AGAIN_FACTOR = 1.5
 _MAX_NOTES = 64
 
 
@@ -100,18 +99,11 @@ def _doubts(rates: Rates) -> Iterator[str]:
             f"reads reach {say_bytes(read)}/s, {say_number(read / written)} times the fresh writes: files just written are "
             "likely read from a cache (the host's, a controller's or a server's), and colder files will be slower"
         )
-    for kind, n, found in levels:
-        if kind in ("read", "random_read") and max(found) > _FASTER_AGAIN_FACTOR * found[0]:
-            yield (
-                f"{KINDS[kind]} at n = {n} got {say_number(max(found) / found[0])} times faster after the first pass: a "
-                "cache is warming up, so the first pass is nearer the storage"
-            )
-            break
     kind, n, found = max(levels, key=lambda level: _spread(level[2]))
     if _spread(found) > _WIDE_SPREAD:
         yield (
-            f"repetitions differ by up to {_spread(found):.0%} ({KINDS[kind]}, n = {n}): the storage is busy, or its cache "
-            "fills; measure again at a quiet hour, or longer"
+            f"repetitions differ by up to {_spread(found):.0%} ({KINDS[kind]}, n = {n}): the storage is busy, or a cache "
+            "fills or warms up; measure again at a quiet hour, or longer"
         )
 
 
