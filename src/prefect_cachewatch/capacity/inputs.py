@@ -224,6 +224,11 @@ class PlanInput(InputModel):
             raise ValueError("has running in every class, so nothing is left to be planned: leave it out of one")
         if len(asking) > 1 and not self.policy.isolated and any(workload.jobs is None for workload in asking):
             raise ValueError("has several classes that share one limit: give each its jobs, or running, or isolated")
+        if sum(workload.running or 0 for workload in self.workloads) > MOST_JOBS:
+            # A minute and more would go by for an answer.
+            raise ValueError(
+                f"has more than {MOST_JOBS} running jobs: plan for a part of them on a part of the storage"
+            )
         return self
 
     @property

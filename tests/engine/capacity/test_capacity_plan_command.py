@@ -111,6 +111,8 @@ def test_a_profile_is_looked_for_beside_the_plan(planner: Planner) -> None:
         ("10s}", "10s, running: 2}", "running in every class"),
         ("10s}", "10s}\n  - {name: caches, burst_bytes: 1, think_s: 1}", "the class 'caches' twice"),
         ("10s}", "10s}\n  - {name: loads, burst_bytes: 1, think_s: 1}", "several classes that share one limit"),
+        ("10s}", "10s}" + "".join(f"\n  - {{name: {name}, burst_bytes: 1, think_s: 1, running: 500}}" for name in ("b", "c")),
+         "more than 999 running jobs"),
         ("  - {name: caches, burst_bytes: 2GB, think_s: 10s}", "  []", "workloads = "),
         (GOOD, "", "is not a mapping of names to values"),
     ],
