@@ -26,7 +26,6 @@ from prefect_cachewatch.config import InputModel
 from prefect_cachewatch.config.quantities import Duration, Size
 from prefect_cachewatch.errors import InputError
 
-_SCRATCH = ".cachewatch-probe-"
 _MEMORY = ("ramfs", "tmpfs")
 _LEAST_BYTES = 16 * 2**20
 _REPETITIONS = 3
@@ -106,12 +105,13 @@ def run_probe(
         f"{say_time(settings.time_s)}. Whoever shares this storage is slowed meanwhile; Ctrl-C ends it, keeps what was "
         "measured and removes the test files."
     )
-    refused = ""
+    refused, scratch, direct = "", "", True
     try:
         with tempfile.TemporaryDirectory(
-            prefix=f"{_SCRATCH}{os.getpid()}-", dir=path, ignore_cleanup_errors=True
+            prefix=f".cachewatch-probe-{os.getpid()}-", dir=path, ignore_cleanup_errors=True
         ) as scratch:
             bench = Bench(Path(scratch), stop)
+            direct = bench.direct
             stopped = _measure(bench, size_bytes, settings, rates, say)
     except OSError as error:
         stopped = refused = (
@@ -122,7 +122,7 @@ def run_probe(
             raise InputError(stopped) from None
     if os.path.exists(scratch):  # on NFS a file that was open until now may keep it
         notes.append(f"the probe's own directory could not be removed: delete {for_terminal(scratch)} by hand")
-    if not bench.direct:
+    if not direct:
         notes.append(
             f"{filesystem} does not open files with O_DIRECT: reads may come from this machine's page cache; trust "
             "the writes (they end with fsync), not the reads"
@@ -130,7 +130,7 @@ def run_probe(
     if stopped:
         notes.insert(0, f"partial: {stopped}")
     source = (
-        f"cachewatch probe, {filesystem}, through {'O_DIRECT' if bench.direct else 'the page cache'}, "
+        f"cachewatch probe, {filesystem}, through {'O_DIRECT' if direct else 'the page cache'}, "
         f"{say_bytes(size_bytes, binary=True)} at once, in {say_time(time.monotonic() - begin_s)}"
     )
     return ProbeReport(profile_of(name, source, rates, notes, free_bytes=free_bytes) if rates else None, refused)
