@@ -238,14 +238,14 @@ def test_a_machine_under_full_load_makes_no_stall(sandbox: Sandbox, who: str, fa
     burners = [
         sandbox.popen([sys.executable, "-I", "-S", "-c", "while True: pass"]) for _ in range(4 * (os.cpu_count() or 1))
     ]
-    tag, command = sandbox.tree("plain", writes=8, interval_s=1.5)
-    process = sandbox.guarded(command, window="3s")
-    code = process.wait(90)
+    tag, command = sandbox.tree("plain", writes=8, interval_s=3)
+    process = sandbox.guarded(command, window="6s")
+    code = process.wait(150)
     for burner in burners:
         burner.kill()
     assert code == 124, sandbox.stderr()
     report = sandbox.report()
     assert report["growth"]["files_present"] == 8
     assert living(tag) == []
-    late = report["stop"]["decided_after_last_growth_s"] - 3
+    late = report["stop"]["decided_after_last_growth_s"] - 6
     row.measured.append((who, f"8 of 8 writes, decided {late:.2f} s after the window"))
