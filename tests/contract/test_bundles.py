@@ -277,11 +277,12 @@ def test_a_bundle_whose_place_hangs_does_not_hold_up_the_end(place: Place) -> No
     if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
         pytest.skip("needs root and /dev/fuse")
     (mount := place.root / "mount").mkdir()
-    server = Path(__file__).parents[1] / "processes" / "fuse_cache.py"
-    script = f'{sys.executable} {server} {mount} {place.root}/flag && exec "$@"'
+    server, pid_file = Path(__file__).with_name("fuse_daemon.py"), place.root / "fuse.pid"
+    script = f'{sys.executable} {server} {mount} memory {pid_file} && mkdir {mount}/cache && exec "$@"'
     place.before = ["unshare", "-m", "-p", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script, "sh"]
     place.env["CACHEWATCH_STATE"] = str(mount / "cache")
-    command = ["sh", "-c", f"touch {place.root}/flag; kill -INT 1; exec sleep 3600"]  # pid 1 is the command itself
+    # Process 1 is the command itself.
+    command = ["sh", "-c", f"kill -USR1 $(cat {pid_file}); kill -INT 1; exec sleep 3600"]
     ran = place.exec(*WELL, command=command)
     assert ran.status == 130, ran.stderr
     assert (ran.report["outcome"], ran.report["bundle"], ran.report["diagnosis"]) == ("cancelled", None, None)
