@@ -119,6 +119,14 @@ def test_each_outcome_has_its_fields_and_its_last_line(place: Place, case: str) 
     assert_golden(case, place, last)
 
 
+def test_a_verdict_comes_with_the_look_at_the_end_of_its_window(place: Place) -> None:
+    # The looks are aligned with the window, and time by which one is late is not counted.
+    options = ("--poll", "3s", "--stall-after", "6s", "--first-write-within", "60s", "--grace", "0.5s", "--no-bundle")
+    stall = place.exec(*options, command=["sh", "-c", WRITES + "exec sleep 100"]).report["stall"]
+    assert stall["window_s"] == 6
+    assert 6 <= stall["pause_s"] + 0.01 < 9, "not a poll later"
+
+
 def test_what_was_stopped_is_named_with_how_it_ended(place: Place) -> None:
     source = """
         import signal
