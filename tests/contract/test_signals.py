@@ -329,6 +329,7 @@ def test_the_time_for_which_it_was_suspended_is_no_silence(place: Place, name: s
         continued = time.time()
         while (sample := json.loads(run.process.stderr.readline()))["at"] < continued:
             before = sample["pause_s"]
+        sample = json.loads(run.process.stderr.readline())  # of a look that began after it
         # The pause has grown by the time that passed, but for the gap; it is measured three times a second.
         assert sample["pause_s"] - before <= time.monotonic() - began_s - gap_s + 2
         assert (run.end(), run.report()["outcome"]) == (0, "completed")
