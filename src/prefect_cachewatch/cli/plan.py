@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from prefect_cachewatch.common.files import PUBLIC, write_file
+from prefect_cachewatch.common.files import PUBLIC, begins_otherwise, write_file
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
@@ -68,6 +68,8 @@ def command(
     from prefect_cachewatch.capacity.wording import text_lines  # noqa: PLC0415
     from prefect_cachewatch.run.trace.files import read_trace  # noqa: PLC0415
 
+    if picture is not None and begins_otherwise(picture, b"<svg "):
+        raise InputError(f"{for_terminal(str(picture))} is there and no picture: name another file with --picture")
     given, notes = read_plan(plan_file), []
     if trace_file is not None:
         trace = read_trace(trace_file)

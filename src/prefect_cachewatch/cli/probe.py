@@ -22,7 +22,7 @@ from prefect_cachewatch.capacity.probe.rates import KINDS, profile_yaml, write_p
 from prefect_cachewatch.capacity.units import say_bytes, say_number, say_time
 from prefect_cachewatch.cli.options.fields import Fields
 from prefect_cachewatch.cli.options.sections import json_option
-from prefect_cachewatch.common.files import is_special
+from prefect_cachewatch.common.files import begins_otherwise, is_special
 from prefect_cachewatch.common.text import file_stem, for_terminal
 from prefect_cachewatch.errors import InputError
 
@@ -57,6 +57,10 @@ def command(
     output = output or Path(f"storage-{file_stem(shown, most=200, other='profile')}.yaml")
     if output.is_dir() or not output.parent.is_dir():
         raise InputError(f"{for_terminal(str(output))} is a directory or in none: name a file with --output")
+    if begins_otherwise(output, b"# Storage profile"):
+        raise InputError(
+            f"{for_terminal(str(output))} is there and no profile of a probe: name another file with --output"
+        )
     status = 0
     if directory is None:
         report = ProbeReport(profile_from_fio(reports, shown))

@@ -238,6 +238,23 @@ def is_special(path: str | os.PathLike[str]) -> bool:
         return False
 
 
+def begins_otherwise(path: str | os.PathLike[str], head: bytes) -> bool:
+    """Say whether a regular file holds something that does not begin with `head`: it is none of ours to replace.
+
+    Args:
+        path: of the file; one that is missing, empty or cannot be read holds nothing.
+        head: the first bytes of a file of ours.
+    """
+    if is_special(path):
+        return False
+    try:
+        with open(path, "rb") as file:
+            found = file.read(len(head))
+    except OSError:
+        return False
+    return bool(found) and found != head
+
+
 def rename_entry(source_fd: int, source: str, target_fd: int, target: str) -> None:
     """Rename within or between directories; on NFS, a lost answer does not count as a failure.
 

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[3] / "examples" / "planner"
 
 
@@ -69,3 +71,14 @@ def test_the_picture_is_one_svg_that_needs_nothing_from_elsewhere(tmp_path: Path
     for words in ("shared", "full", "storage", "jobs at once", "run ", "past runs", "measured, with its spread"):
         assert words in text
     assert "<script>" not in text
+
+
+@pytest.mark.parametrize("argv", [["plan", "{plan}", "--picture", "{plan}"], ["probe", "{here}", "-o", "{plan}"]])
+def test_a_file_that_is_none_of_ours_is_not_overwritten(tmp_path: Path, argv: list[str]) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(text := (EXAMPLES / "cold-start.yaml").read_text())
+    run = cachewatch(*(word.format(plan=plan, here=tmp_path) for word in argv))
+    assert (run.returncode, run.stdout) == (125, "")
+    assert str(plan) in run.stderr
+    assert plan.read_text() == text
+    assert [*tmp_path.iterdir()] == [plan]
