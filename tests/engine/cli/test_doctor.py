@@ -90,9 +90,10 @@ def test_versions_are_compared(client, server, state):
 def asked(url: str) -> Iterator[None]:
     """Configure Prefect with an address for every thread, as the environment of a process does."""
     from prefect.context import refresh_global_settings_context
-    from prefect.settings import PREFECT_API_URL
+    from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    with pytest.MonkeyPatch.context() as patch:
+    # In this thread the server of the session's other tests may be set, which goes before the environment.
+    with pytest.MonkeyPatch.context() as patch, temporary_settings({PREFECT_API_URL: url or None}):
         patch.setenv("PREFECT_API_URL", url)
         refresh_global_settings_context()
         assert (PREFECT_API_URL.value() or "") == url
