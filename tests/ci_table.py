@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAKEFILE = Path(__file__).parents[1] / "Makefile"
-# So many tests of a whole run may pass at the second try alone. More is no bad moment of the machine.
-LET_THROUGH = 2
+# So many tests of a whole run may pass at the second try alone: one unlucky cause often meets several tests of a file.
+LET_THROUGH = 5
 
 
 @dataclass(frozen=True)
