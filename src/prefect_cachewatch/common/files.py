@@ -245,10 +245,8 @@ def begins_otherwise(path: str | os.PathLike[str], head: bytes) -> bool:
         path: of the file; one that is missing, empty or cannot be read holds nothing.
         head: the first bytes of a file of ours.
     """
-    if is_special(path):
-        return False
     try:
-        with open(path, "rb") as file:
+        with open_input(path) as file:
             found = file.read(len(head))
     except OSError:
         return False
