@@ -56,10 +56,6 @@ class Hang:
     writes: bool = True  # whether it writes before it hangs
 
 
-def hangs_on(call: str, category: str, *says: str) -> Hang:
-    return Hang(call, category, says=says)
-
-
 HANGS = {
     # Storage
     "a full file system": Hang(

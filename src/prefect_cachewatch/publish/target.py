@@ -129,11 +129,6 @@ class StagedBuild(Closing):
         """The contents of the build when it was last checked."""
         return self._checked
 
-    @property
-    def manifest_path(self) -> str:
-        """The path of the manifest after publication."""
-        return f"{self.path}/{META_DIRECTORY}/{MANIFEST}"
-
     def prepare_resume(
         self,
         policy: PublishPolicy,
