@@ -245,9 +245,9 @@ def test_a_scan_process_that_is_stopped_goes_on_and_no_file_system_is_blamed(tmp
         scanner.close()
 
 
-def test_a_guard_that_dies_again_and_again_saves_nobody() -> None:
+def test_a_guard_that_dies_again_and_again_saves_nobody(tmp_path: Path) -> None:
     """The generator kills its guards, first one and then, as the other takes over, that one too."""
-    tag = new_tag()
+    tag, started = new_tag(), tmp_path / "started"
     source = f"""
         import os, signal, time
         for number in (1, 2, 15):
@@ -256,6 +256,8 @@ def test_a_guard_that_dies_again_and_again_saves_nobody() -> None:
         outer = int(open(f"/proc/{{inner}}/stat").read().rsplit(") ", 1)[1].split()[1])
         if os.fork() == 0:
             os.setsid()
+            while not os.path.exists({str(started)!r}):  # a guard that dies before it has told of the start is another matter
+                time.sleep(0.01)
             while True:
                 for pid in (inner, outer):
                     try:
@@ -265,6 +267,7 @@ def test_a_guard_that_dies_again_and_again_saves_nobody() -> None:
         time.sleep({LIFE_S})
     """
     with guarded(program(source, tag)) as guard:
+        started.touch()
         report = gone(guard)
         assert_none_left(tag)
     assert report.why in ("guards_died", "inner_guard_died")
