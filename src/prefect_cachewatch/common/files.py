@@ -242,10 +242,17 @@ def begins_otherwise(path: str | os.PathLike[str], head: bytes) -> bool:
     """Say whether a regular file holds something that does not begin with `head`: it is none of ours to replace.
 
     Args:
-        path: of the file; one that is missing, empty or cannot be read holds nothing.
+        path: of the file; one that is missing, empty or cannot be read holds nothing, nor does one that another user
+            planted: whoever writes it refuses it by its owner.
         head: the first bytes of a file of ours.
     """
     try:
+        here, name = open_directory_entry(path)
+        with Opened(here):
+            status = _look(here, name)
+            if status is None:
+                return False
+            refuse_planted(status, os.fstat(here), "it", os.fspath(path))
         with open_input(path) as file:
             found = file.read(len(head))
     except OSError:
