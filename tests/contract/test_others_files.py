@@ -114,20 +114,8 @@ def test_a_directory_is_made_for_no_run_that_is_refused(place: Place) -> None:
     assert sorted(path.name for path in place.root.iterdir() if path.name in ("cache", "ran")) == []
 
 
-def test_another_programs_lock_of_a_directory_above_hinders_nothing(place: Place) -> None:
-    argv = ["flock", "-x", place.root, "sh", "-c", f"touch {place.root}/held; exec sleep 600"]
-    with subprocess.Popen(argv, start_new_session=True) as other:
-        try:
-            place.cache.mkdir()
-            assert eventually((place.root / "held").exists)
-            ran = place.exec(*WELL, command=place.program(WRITE))
-            assert ran.status == 0, ran.stderr
-        finally:
-            os.killpg(other.pid, signal.SIGKILL)
-
-
-@pytest.mark.parametrize(("first", "second"), [("cache", "cache"), ("cache", "cache/below"), ("cache/below", "cache")])
-def test_a_run_in_above_or_below_the_directory_of_another_is_refused(place: Place, first: str, second: str) -> None:
+@pytest.mark.parametrize(("first", "second"), [("cache", "cache/below"), ("cache/below", "cache")])
+def test_a_run_above_or_below_the_directory_of_another_is_refused(place: Place, first: str, second: str) -> None:
     place.cache = place.root / first
     argv = ["exec", "--cache-dir", place.cache, *WELL, "--", "sh", "-c", f"touch {place.root}/runs; sleep 600"]
     with place.started(*argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:

@@ -37,11 +37,17 @@ def stranger(kind: str, path: Path, *options: str) -> Iterator[int]:
 
 @pytest.mark.parametrize(
     ("kind", "what", "status"),
-    [("LOCK_SH", "cache", 0), ("LOCK_SH", "cache/.cachewatch.lock", 0), ("LOCK_EX", "cache", 125)],
-    ids=["a reader of the directory", "a reader of its lock", "a program that has it for itself"],
+    [
+        ("LOCK_SH", "cache", 0),
+        ("LOCK_SH", "cache/.cachewatch.lock", 0),
+        ("LOCK_EX", "cache", 125),
+        ("LOCK_EX", ".", 0),
+        ("LOCK_EX", "cache/part", 0),
+    ],
+    ids=["a reader of the directory", "of its lock", "a program that has it for itself", "one above", "one below"],
 )
 def test_who_has_locked_a_cache_directory(place: Place, kind: str, what: str, status: int) -> None:
-    place.cache.mkdir()
+    (place.cache / "part").mkdir(parents=True)
     (place.cache / ".cachewatch.lock").touch(mode=0o600)
     with stranger(kind, place.root / what) as pid:
         ran = place.exec(*WELL, command=["touch", place.cache / "x"])

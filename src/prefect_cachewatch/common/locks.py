@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import fcntl
 
+# The byte by which our locks are told from others': far behind any content, where no other program locks.
+OUR_BYTE = 1 << 40
+
 
 def try_lock(fd: int, *, shared: bool = False) -> bool:
     """Lock a file or a directory until its last descriptor is closed; false if another one has it.

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 class LockLine:
-    """A lock, or a wait for one; `mark` is device and inode as the kernel shows them.
+    """A lock, or a wait for one; `mark` is device and inode as the kernel shows them, `start` the first byte.
 
     Args:
         words: the line's words, without the arrow of a wait.
@@ -19,12 +19,12 @@ class LockLine:
         IndexError: likewise.
     """
 
-    __slots__ = ("exclusive", "inode", "kind", "mark", "number", "pid", "waits")
+    __slots__ = ("exclusive", "inode", "kind", "mark", "number", "pid", "start", "waits")
 
     def __init__(self, words: list[str], waits: bool) -> None:
         self.number, self.kind, self.waits = words[0], words[1], waits
         self.exclusive, self.pid, self.mark = words[3] == "WRITE", int(words[4]), words[5]
-        self.inode = int(self.mark.rpartition(":")[2])
+        self.inode, self.start = int(self.mark.rpartition(":")[2]), int(words[6])
 
 
 def parse_locks(text: str) -> Iterator[LockLine]:

@@ -2,7 +2,8 @@
 
 A run locks its cache directories themselves, so two runs conflict on the same directory. But if one run locks a
 directory and another one a directory below it, neither notices. The kernel's list names every lock by device and inode,
-for every holder, and needs no file of ours. It omits locks that are held on another host or in another pid namespace.
+for every holder, and needs no file of ours. Ours are told from other programs' by the byte that they lock. The list
+omits locks that are held on another host or in another pid namespace.
 Standard library only.
 """
 
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.files import LOCK_FILE
+from prefect_cachewatch.common.locks import OUR_BYTE
 from prefect_cachewatch.common.proc_locks import parse_locks
 from prefect_cachewatch.common.removal import walk
 
@@ -70,13 +72,13 @@ def _find_below(path: str, inodes: set[int], end_s: float) -> str | None:
 
 
 def _locked() -> set[tuple[str, int]]:
-    """Return device, as the kernel shows it, and inode of every exclusive lock."""
+    """Return device, as the kernel shows it, and inode of what a run of ours has locked."""
     try:
         with open("/proc/locks", encoding="ascii", errors="replace") as file:
-            locks = [lock for lock in parse_locks(file.read()) if lock.exclusive and not lock.waits]
+            locks = [lock for lock in parse_locks(file.read()) if lock.kind == "OFDLCK" and lock.start == OUR_BYTE]
     except OSError:
         return set()
-    return {(lock.mark.rpartition(":")[0], lock.inode) for lock in locks if lock.kind in ("FLOCK", "OFDLCK")}
+    return {(lock.mark.rpartition(":")[0], lock.inode) for lock in locks if not lock.waits}
 
 
 def _marks(status: os.stat_result, locked: set[tuple[str, int]]) -> set[str]:

@@ -15,16 +15,14 @@ import struct
 import time
 from dataclasses import dataclass
 
-from prefect_cachewatch.common.locks import try_lock
+from prefect_cachewatch.common.locks import OUR_BYTE, try_lock
 from prefect_cachewatch.common.proc_locks import LockLine, parse_locks
 from prefect_cachewatch.common.text import show_argv
 from prefect_cachewatch.supervise.proc import read_proc, read_status
 from prefect_cachewatch.supervise.reading import argv_within
 
-# struct flock of fcntl(2): type, whence, start, length, pid. The range is far behind any content, where no other
-# program locks.
+# struct flock of fcntl(2): type, whence, start, length, pid.
 _RANGE = struct.Struct("@hhqqi4x")
-_RANGE_START = 1 << 40
 _NOT_OFFERED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF)
 _SHOWN_MAX = 120
 _SHOWN_HOLDERS = 3
@@ -81,13 +79,36 @@ def has_exclusive_holder(fd: int) -> bool:
         True if so; False also if the file system has no locks.
     """
     with contextlib.suppress(OSError):
-        wanted = _RANGE.pack(fcntl.F_RDLCK, os.SEEK_SET, _RANGE_START, 1, 0)
+        wanted = _RANGE.pack(fcntl.F_RDLCK, os.SEEK_SET, OUR_BYTE, 1, 0)
         if _RANGE.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, wanted))[0] != fcntl.F_UNLCK:
             return True
     try:
         return not is_reader_only(fd)
     except OSError:
         return False
+
+
+def mark_as_ours(fd: int) -> None:
+    """Show that a lock is a job's: a program that locks a directory by flock(2) alone has no such mark.
+
+    Args:
+        fd: of a directory, with the lock; the mark ends with it.
+    """
+    with contextlib.suppress(OSError):  # the file system has no such locks
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _RANGE.pack(fcntl.F_RDLCK, os.SEEK_SET, OUR_BYTE, 1, 0))
+
+
+def is_ours(fd: int) -> bool:
+    """Say whether another descriptor of a directory carries our mark; true also if that cannot be known.
+
+    Args:
+        fd: open for reading.
+    """
+    try:
+        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _RANGE.pack(fcntl.F_WRLCK, os.SEEK_SET, OUR_BYTE, 1, 0))
+    except OSError:
+        return True
+    return bool(_RANGE.unpack(found)[0] != fcntl.F_UNLCK)
 
 
 def find_holders(status: os.stat_result, budget_s: float = 1.0) -> list[LockHolder]:
@@ -153,7 +174,7 @@ def _lives(pid: int) -> bool:
 def _take_range(fd: int) -> bool | None:
     """Lock a byte for this file description: True; None if another writer has it; False if there are no such locks."""
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _RANGE.pack(fcntl.F_WRLCK, os.SEEK_SET, _RANGE_START, 1, 0))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _RANGE.pack(fcntl.F_WRLCK, os.SEEK_SET, OUR_BYTE, 1, 0))
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             return None

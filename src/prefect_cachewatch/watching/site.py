@@ -34,10 +34,11 @@ from prefect_cachewatch.errors import (
 from prefect_cachewatch.measure.growth import Rewriting
 from prefect_cachewatch.measure.scanner import DirectoryScanner
 from prefect_cachewatch.supervise.filelocks import (
-    LockHolder,
     describe_holders,
     find_holders,
+    is_ours,
     is_reader_only,
+    mark_as_ours,
     take_exclusive,
 )
 from prefect_cachewatch.supervise.tending import wake
@@ -291,8 +292,6 @@ class CacheDirectories(Closing):
         path, other = found["path"], found.get("above") or found["below"]
         with contextlib.suppress(OSError):
             holders = find_holders(os.stat(other))
-            if not _are_ours(holders):
-                return
             named = f" ({describe_holders(holders[:1])})" if holders else ""
             how = "lies in" if "above" in found else "holds"
             raise CacheDirectoryBusy(
@@ -409,8 +408,9 @@ def _lock(path: str, until_s: float | None = None) -> list[int]:
             f"cache directory {for_terminal(path)} cannot be locked: {error.strerror}", path=path
         ) from error
     if taken:
+        mark_as_ours(fds[0])
         return [fds[0], *map(park, fds[1:])]
-    status = os.fstat(fds[-1])
+    status, ours = os.fstat(fds[-1]), is_ours(fds[0])
     _close(fds)  # closed before asking which processes hold locks
     holders = find_holders(status)
     if until_s is None and wake(holder.pid for holder in holders):
@@ -425,19 +425,13 @@ def _lock(path: str, until_s: float | None = None) -> list[int]:
             path=path,
             holder_pid=server.pid,
         )
-    whose = "is in use by another job" if _are_ours(holders) else "is locked by a program that is no job of cachewatch"
+    whose = "is in use by another job" if ours else "is locked by a program that is no job of cachewatch"
     named = f" ({describe_holders(holders[:1])})" if holders else ""
     raise CacheDirectoryBusy(
         f"cache directory {for_terminal(path)} {whose}{named}: wait for it to end, or use another directory",
         path=path,
         holder_pid=holders[0].pid if holders else None,
     )
-
-
-def _are_ours(holders: Sequence[LockHolder]) -> bool:
-    # A program that uses the library is any Python; until its guards run there is no other sign of it.
-    marks = ("cachewatch", "prefect", "python")
-    return not holders or any(mark in word for who in holders for word in who.argv for mark in marks)
 
 
 def _lock_file(fds: list[int]) -> bool:
