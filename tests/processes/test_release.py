@@ -6,7 +6,6 @@ import contextlib
 import os
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from prefect_cachewatch.common.parked import park
 from prefect_cachewatch.supervise.client import GuardClient
 from prefect_cachewatch.supervise.supervisor import Launch, RunningServer
 from prefect_cachewatch.watching.servers.records import list_servers, make_record, write_record
-from prefect_cachewatch.watching.servers.stopping import stop_server
 from support import PATIENCE_S, assert_none_left, eventually, new_tag, program, signal_each, tagged
 
 LIFE_S = 100
@@ -103,42 +101,11 @@ def record_of(server: RunningServer, run_token: str, **more: object):
     return make_record(server, run_id=run_token, **facts | more)
 
 
-def test_whoever_has_the_pid_of_a_server_that_has_ended_is_never_touched():
-    with guarded(PLAIN) as (guard, tag):
-        assert eventually(lambda: tagged(tag))
-        me = RunningServer("process", guard.pid, 1, ((guard.pid, 1),))  # the pid, with another start time
-        write_record(record_of(me, uuid.uuid4().hex))
-        (found,) = list_servers()
-        assert found.state == "ended"
-        assert stop_server(found.record, 0).terminated == 0
-        assert tagged(tag) == [guard.pid]
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", '{"run_id": "../../etc"}'],
-)
-def test_a_record_that_is_none_is_refused_and_stays(state: Path, text: str):
-    (state / "servers").mkdir(parents=True, mode=0o700)
-    path = state / "servers" / "x.json"
-    path.write_text(text)
-    path.chmod(0o600)
-    (found,) = list_servers()
-    assert (found.state, found.record, found.reason) == ("refused", None, "it is not the record of a server")
-    assert path.exists()
-
-
 def test_a_directory_that_others_may_write_into_holds_no_records(state: Path):
     (state / "servers").mkdir(parents=True)
     (state / "servers").chmod(0o777)
     (found,) = list_servers()
     assert (found.state, found.reason) == ("refused", "others may write into it")
-
-
-def test_a_record_of_another_machine_is_not_this_ones_to_judge(monkeypatch: pytest.MonkeyPatch):
-    record = record_of(RunningServer("process", 4711, 5, ((4711, 5),)), uuid.uuid4().hex)
-    write_record(replace(record, machine="another"))
-    assert [one.state for one in list_servers()] == ["elsewhere"]
 
 
 def test_logs_of_servers_that_are_long_gone_are_removed_and_those_of_running_ones_are_not(state: Path):
