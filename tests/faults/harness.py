@@ -1,4 +1,4 @@
-"""What the fault tests share: sandboxes of a user, the command under test, survivors, the results' table."""
+"""What the fault tests share: sandboxes of a user, the command under test, survivors."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Sandbox:
         self,
         command: Sequence[str],
         *options: str,
-        window: str = "30s",
+        window: str = "5m",
         grace: str = "500ms",
         poll: str = "200ms",
         before: Sequence[str] = (),
@@ -155,7 +155,7 @@ class Sandbox:
     ) -> subprocess.Popen[bytes]:
         """Start `cachewatch exec` on a command."""
         argv = self.cachewatch("exec", "--cache-dir", str(self.cache), "--stall-after", window, "--grace", grace)
-        argv += ["--first-write-within", "30s", "--poll", poll, "--report", str(self.report_path), *options, "--"]
+        argv += ["--first-write-within", "5m", "--poll", poll, "--report", str(self.report_path), *options, "--"]
         stderr = open(self.root / "out" / "stderr.txt", "wb")
         with stderr:
             popen.setdefault("stderr", stderr)
@@ -202,57 +202,6 @@ def guards_of(pid: int) -> tuple[int, int]:
     return outer[0].pid, inner[0].pid
 
 
-def wait_ready(tag: str, shape: str, timeout_s: float = 30) -> None:
+def wait_ready(tag: str, shape: str, timeout_s: float = 60) -> None:
     """Wait until a tree stands in full."""
     until(lambda: len(living(tag)) >= SHAPES[shape], timeout_s, f"the {shape} tree stands")
-
-
-@dataclass
-class Row:
-    """One case of the results' table."""
-
-    section: str
-    case: str
-    injected: str
-    promised: str
-    measured: list[tuple[str, str]] = field(default_factory=list)
-    failed: bool = False
-    first: int = sys.maxsize
-    """Where its first test stands among all tests."""
-
-
-class Results:
-    """Collects what the suite measured, in one process or several; rows in order of their first test."""
-
-    def __init__(self) -> None:
-        self.rows: dict[tuple[str, str], Row] = {}
-
-    def row(self, section: str, case: str, injected: str, promised: str) -> Row:
-        return self.rows.setdefault((section, case), Row(section, case, injected, promised))
-
-    def in_order(self) -> list[Row]:
-        return sorted(self.rows.values(), key=lambda row: row.first)
-
-    def dump(self) -> list[list[Any]]:
-        """For another process: nothing but lists, texts and numbers."""
-        return [
-            [r.section, r.case, r.injected, r.promised, [list(map(str, m)) for m in r.measured], r.failed, r.first]
-            for r in self.rows.values()
-        ]
-
-    def merge(self, dumped: list[list[Any]]) -> None:
-        for section, case, injected, promised, measured, failed, first in dumped:
-            row = self.row(section, case, injected, promised)
-            row.measured += [(label, value) for label, value in measured]
-            row.failed, row.first = row.failed or failed, min(row.first, first)
-
-
-def summarise(measured: Sequence[tuple[str, str]]) -> str:
-    """`label: value` of each test, equal labels joined."""
-    joined: dict[str, list[str]] = {}
-    for label, value in measured:
-        joined.setdefault(label, []).append(value)
-    return "; ".join(
-        f"{label}: {', '.join(dict.fromkeys(values))}" if label else ", ".join(values)
-        for label, values in joined.items()
-    )

@@ -13,11 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import Fault
 from tests.faults.harness import NOBODY, Sandbox, in_namespace
 from tests.support import unavailable
 
-SECTION = "9 Files of ours"
 # Run in a mount namespace with an empty /dev: what replaces a node harms nobody.
 DEV = """
 import os, stat, sys
@@ -96,15 +94,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 @pytest.mark.parametrize(
     "name", ["/dev/null", "/dev/stdout", "/dev/stderr", "/dev/fd/1", "/dev/full", "link", "link to stdout"]
 )
-def test_a_device_is_written_and_never_replaced(
-    own_sandbox: Sandbox, case: Case, name: str, who: str, fault: Fault
-) -> None:
-    row = fault(
-        SECTION,
-        "a device as the file to write",
-        "`--report`, `--log`, `--picture`, `-o` on /dev/null, /dev/stdout, /dev/fd/1, /dev/full or a link to one, as root",
-        "it is written as it is; no node and no link of /dev is replaced, and nothing is made beside it",
-    )
+def test_a_device_is_written_and_never_replaced(own_sandbox: Sandbox, case: Case, name: str) -> None:
     if os.geteuid() != 0:
         unavailable("needs root to have a /dev of its own")
     path = name
@@ -122,18 +112,9 @@ def test_a_device_is_written_and_never_replaced(
     if name.startswith("link"):
         assert os.path.islink(path)
         assert os.listdir(own_sandbox.root / "out").count("link") == 1
-    row.measured.append((who, "as promised"))
 
 
-def test_a_pipe_is_written_where_somebody_reads_it_and_said_where_nobody_does(
-    sandbox: Sandbox, case: Case, who: str, fault: Fault
-) -> None:
-    row = fault(
-        SECTION,
-        "a FIFO as the file to write",
-        "with a reader, then without one",
-        "written; said in one sentence, no waiting",
-    )
+def test_a_pipe_is_written_where_somebody_reads_it_and_said_where_nobody_does(sandbox: Sandbox, case: Case) -> None:
     fifo = sandbox.mkdir("fifos") / "fifo"
     os.mkfifo(fifo)
     os.chmod(fifo, 0o666)
@@ -168,16 +149,9 @@ def test_a_pipe_is_written_where_somebody_reads_it_and_said_where_nobody_does(
     assert "a pipe that nobody reads" in err
     assert "Traceback" not in err
     assert os.listdir(fifo.parent) == ["fifo"]
-    row.measured.append((who, "as promised"))
 
 
-def test_a_link_is_written_through_and_stays(sandbox: Sandbox, case: Case, who: str, fault: Fault) -> None:
-    row = fault(
-        SECTION,
-        "a link as the file to write",
-        "to a file of mode 0640, and to nothing yet",
-        "the file it names is written, its mode kept",
-    )
+def test_a_link_is_written_through_and_stays(sandbox: Sandbox, case: Case) -> None:
     home = sandbox.mkdir("mine")
     for name in ("there", "new"):
         target = sandbox.mkdir(f"disk-{name}") / "file"
@@ -197,7 +171,6 @@ def test_a_link_is_written_through_and_stays(sandbox: Sandbox, case: Case, who: 
         elif "exec" in case.name:
             assert stat.S_IMODE(target.stat().st_mode) == 0o600
         assert os.listdir(target.parent) == ["file"]
-    row.measured.append((who, "as promised"))
 
 
 @pytest.mark.parametrize("name", ["n" * 255, "new\nline", "-dash", "with space", "umlaut-\udcfc"])
@@ -210,13 +183,7 @@ def test_odd_names_are_names(own_sandbox: Sandbox, case: Case, name: str) -> Non
 
 
 @pytest.mark.parametrize("kind", ["directory", "no directory", "name too long", "read-only", "full"])
-def test_what_cannot_be_written_is_said_in_one_sentence(
-    own_sandbox: Sandbox, case: Case, kind: str, who: str, fault: Fault
-) -> None:
-    row = fault(
-        SECTION, "a file that cannot be written", "a directory, a read-only or full file system, a name too long",
-        "one sentence that names it; the old file is untouched, nothing is left beside it",
-    )  # fmt: skip
+def test_what_cannot_be_written_is_said_in_one_sentence(own_sandbox: Sandbox, case: Case, kind: str) -> None:
     place = own_sandbox.mkdir("place")
     path = {"no directory": "place/none/file", "name too long": f"place/{'n' * 256}", "directory": "place"}.get(
         kind, "place/file"
@@ -232,17 +199,10 @@ def test_what_cannot_be_written_is_said_in_one_sentence(
     said = [line for line in err.splitlines() if path.rsplit("/", 1)[-1][:40] in line]
     assert len(said) == 1, err
     assert os.listdir(place) == []
-    row.measured.append((who, "as promised"))
 
 
 @pytest.mark.parametrize("kind", ["link to a file of root's", "file", "fifo"])
-def test_what_another_user_planted_is_not_written(
-    own_sandbox: Sandbox, case: Case, kind: str, who: str, fault: Fault
-) -> None:
-    row = fault(
-        SECTION, "planted by another user", "a link to a file of root's, a file or a FIFO in a sticky directory; root writes",
-        "refused in one sentence; the link's target is untouched",
-    )  # fmt: skip
+def test_what_another_user_planted_is_not_written(own_sandbox: Sandbox, case: Case, kind: str) -> None:
     if os.geteuid() != 0:
         unavailable("needs root to be a second user")
     sticky = own_sandbox.mkdir("sticky")
@@ -265,14 +225,9 @@ def test_what_another_user_planted_is_not_written(
     assert (after.st_ino, after.st_uid, after.st_size) == (before.st_ino, before.st_uid, before.st_size)
     assert victim.read_text() == "roots\n"
     assert os.listdir(sticky) == ["file"]
-    row.measured.append((who, "as promised"))
 
 
-def test_a_state_directory_of_somebody_elses_is_refused(own_sandbox: Sandbox, who: str, fault: Fault) -> None:
-    row = fault(
-        SECTION, "somebody else's state directory", "root's CACHEWATCH_STATE lies in a directory that another user made in a sticky one",
-        "nothing is written into it; the run says so and goes on",
-    )  # fmt: skip
+def test_a_state_directory_of_somebody_elses_is_refused(own_sandbox: Sandbox) -> None:
     if os.geteuid() != 0:
         unavailable("needs root to be a second user")
     sticky = own_sandbox.mkdir("sticky")
@@ -288,7 +243,6 @@ def test_a_state_directory_of_somebody_elses_is_refused(own_sandbox: Sandbox, wh
     assert "Traceback" not in done.stderr
     report = json.loads(own_sandbox.report_path.read_text())
     assert f"uid {NOBODY}" in done.stderr + " ".join(report["notes"])
-    row.measured.append((who, "as promised"))
 
 
 def test_a_store_folder_that_another_user_made_is_not_published_into(tmp_path: Path) -> None:

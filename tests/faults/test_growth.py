@@ -9,11 +9,9 @@ import time
 
 import pytest
 
-from tests.faults.conftest import Fault
 from tests.faults.harness import Sandbox, until
 from tests.support import unavailable
 
-SECTION = "12 Growth off the beaten path"
 HEAD = """
 import mmap, os, sys, time
 cache, size = sys.argv[1], 250_000
@@ -29,13 +27,7 @@ def generator(sandbox: Sandbox, code: str) -> list[str]:
 
 
 @pytest.mark.parametrize("xino", ["xino=off", "xino=on"])
-def test_overlayfs_over_two_file_systems_is_measured(xino: str, own_sandbox: Sandbox, fault: Fault) -> None:
-    row = fault(
-        SECTION,
-        "overlayfs over two file systems",
-        "the layers' inode numbers are the same ones (xino off and on); old files overwritten and changed in mode; window 2 s",
-        "exit 0, the bytes count (an old file that is copied up as a whole); a stalled one is stopped",
-    )
+def test_overlayfs_over_two_file_systems_is_measured(xino: str, own_sandbox: Sandbox) -> None:
     if os.geteuid() != 0:
         unavailable("needs root to mount")
     own_sandbox.mkdir("mount")
@@ -45,22 +37,15 @@ def test_overlayfs_over_two_file_systems_is_measured(xino: str, own_sandbox: San
         "for n in range(40):\n    open(f'{cache}/new{n}', 'wb').write(b'x' * 25_000)\n    time.sleep(.1)\n"
         "    if n > 30: open(f'{cache}/old{n}', 'r+b').write(b'y' * 50_000)\n    else: os.chmod(f'{cache}/old{n}', 0o600)\n"
     )
-    process = own_sandbox.guarded(generator(own_sandbox, code), "--first-write-within", "2s", window="2s")
-    assert process.wait(60) == 0, own_sandbox.stderr()
+    process = own_sandbox.guarded(generator(own_sandbox, code))
+    assert process.wait(120) == 0, own_sandbox.stderr()
     written = own_sandbox.report()["growth"]["bytes_written"]
     assert 40 * 25_000 + 9 * 50_000 <= written <= 40 * 25_000 + 40 * 50_000
     process = own_sandbox.guarded(generator(own_sandbox, code + "time.sleep(60)"), window="2s")
-    assert process.wait(60) == 124, own_sandbox.stderr()
-    row.measured.append((xino, f"{written:,} bytes"))
+    assert process.wait(120) == 124, own_sandbox.stderr()
 
 
-def test_inode_numbers_that_change_neither_count_nor_hide_growth(own_sandbox: Sandbox, fault: Fault) -> None:
-    row = fault(
-        SECTION,
-        "inode numbers that change",
-        "a FUSE server numbers all files anew five times a second; 5 s of writing and renaming, then silence, window 2 s",
-        "the bytes written count, a renamed file once more; stopped after the window",
-    )
+def test_inode_numbers_that_change_neither_count_nor_hide_growth(own_sandbox: Sandbox) -> None:
     if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
         unavailable("needs root and /dev/fuse")
     own_sandbox.mkdir("mount")
@@ -71,23 +56,20 @@ def test_inode_numbers_that_change_neither_count_nor_hide_growth(own_sandbox: Sa
         "for n in range(20): put(f'{cache}/old{n}')\n"
         "for n in range(25):\n    put(f'{cache}/{n}.tmp')\n    time.sleep(.1)\n"
         "    os.rename(f'{cache}/{n}.tmp', f'{cache}/{n}')\n    time.sleep(.1)\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
-    process = own_sandbox.guarded(generator(own_sandbox, code), window="2s")
-    until(pid_file.exists, 30, "the file system is mounted")
+    process = own_sandbox.guarded(generator(own_sandbox, code), window="10s")
+    until(pid_file.exists, 60, "the file system is mounted")
     server = int(pid_file.read_text())
     try:
-        began = time.monotonic()
-        while process.poll() is None and time.monotonic() - began < 60:
+        end_s = time.monotonic() + 180
+        while process.poll() is None and time.monotonic() < end_s:
             os.kill(server, signal.SIGHUP)
             time.sleep(0.2)
-        assert process.wait(1) == 124, own_sandbox.stderr()
+        assert process.poll() == 124, own_sandbox.stderr()
     finally:
         os.kill(server, signal.SIGKILL)
     report = own_sandbox.report()
     assert report["stall"]["kind"] == "no_growth"
     assert 45 * 250_000 <= report["growth"]["bytes_written"] <= 70 * 250_000
     assert any("inode numbers" in note for note in report["notes"])
-    row.measured.append(
-        ("", f"{report['growth']['bytes_written']:,} bytes, stopped after {report['duration_s']:.1f} s")
-    )

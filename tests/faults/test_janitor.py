@@ -14,10 +14,8 @@ import pytest
 from prefect_cachewatch.supervise.janitor import clear_leftovers
 from prefect_cachewatch.supervise.proc import boot_id, read_stat
 from prefect_cachewatch.supervise.run_files import create_run_file, machine_id, pid_namespace
-from tests.faults.conftest import Fault
 from tests.faults.harness import NOBODY, Sandbox
 
-SECTION = "8 The janitor"
 RUN_TOKEN = "0123456789abcdef" * 2
 
 
@@ -96,14 +94,8 @@ BAD: dict[str, tuple[Callable[[Path, Path], object], str]] = {
 
 @pytest.mark.parametrize("what", BAD)
 def test_a_state_file_that_cannot_be_trusted_is_named_and_left_alone(
-    what: str, runs: Path, victim: subprocess.Popen[bytes], fault: Fault
+    what: str, runs: Path, victim: subprocess.Popen[bytes]
 ) -> None:
-    row = fault(
-        SECTION,
-        "foreign and damaged state files",
-        "15 kinds of files that no guard has written so",
-        "named, never acted on, never removed",
-    )
     path = put(runs, header(), [identity(victim)])
     spoil, reason = BAD[what]
     spoil(runs, path)
@@ -113,16 +105,12 @@ def test_a_state_file_that_cannot_be_trusted_is_named_and_left_alone(
     assert report.leftovers == ()
     assert sorted(os.listdir(runs)) == names
     assert victim.poll() is None
-    row.measured.append(("", what))
 
 
 @pytest.mark.parametrize("what", ["earlier boot", "pid used again"])
 def test_a_stale_state_file_is_removed_and_nobody_signalled(
-    what: str, runs: Path, victim: subprocess.Popen[bytes], fault: Fault
+    what: str, runs: Path, victim: subprocess.Popen[bytes]
 ) -> None:
-    row = fault(
-        SECTION, "stale state files", "an earlier boot; a pid that was used again", "file removed, nobody signalled"
-    )
     pid, ticks = identity(victim)
     if what == "earlier boot":
         path = put(runs, header(boot_id="00000000-0000-0000-0000-000000000000"), [[pid, ticks]])
@@ -132,7 +120,6 @@ def test_a_stale_state_file_is_removed_and_nobody_signalled(
     assert (report.removed, report.leftovers, report.refusals) == (1, (), ())
     assert not path.exists()
     assert victim.poll() is None
-    row.measured.append(("", what))
 
 
 def test_malformed_process_lines_are_left_out(runs: Path, victim: subprocess.Popen[bytes]) -> None:
@@ -169,8 +156,7 @@ def test_a_running_run_is_left_alone(runs: Path, victim: subprocess.Popen[bytes]
         os.close(fd)
 
 
-def test_a_directory_that_others_can_write_to_is_refused(own_sandbox: Sandbox, runs: Path, fault: Fault) -> None:
-    row = fault(SECTION, "the directory of state files", "a symlink, or writable by others", "refused as a whole")
+def test_a_directory_that_others_can_write_to_is_refused(own_sandbox: Sandbox, runs: Path) -> None:
     put(runs, header(), [])
     runs.chmod(0o777)
     assert [r.reason for r in clear_leftovers(str(runs)).refusals] == ["others may write into it"]
@@ -179,7 +165,6 @@ def test_a_directory_that_others_can_write_to_is_refused(own_sandbox: Sandbox, r
     link.symlink_to(runs)
     assert [r.reason for r in clear_leftovers(str(link)).refusals] == ["it is a symbolic link"]
     assert len(os.listdir(runs)) == 1
-    row.measured.append(("", "refused"))
 
 
 def test_the_janitor_never_kills_itself_or_its_ancestors(runs: Path) -> None:

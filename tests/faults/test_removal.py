@@ -11,12 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import Fault
 from tests.faults.harness import Sandbox
 from tests.prefect_server import Server
 from tests.support import unavailable
 
-SECTION = "11 What removes files"
 pytestmark = pytest.mark.timeout(400)
 
 # In the generator: what the first attempt does is the case's; the second one says that it was made, and what it found.
@@ -93,12 +91,7 @@ def found(directory: Path) -> list[str]:
     return sorted(name for name in names if not name.startswith(".cachewatch"))
 
 
-def test_clean_on_a_layered_file_system(run: Run, fault: Fault) -> None:
-    row = fault(
-        SECTION, "clean, overlay over two file systems",
-        "inode and device numbers that differ between directories and files; an old file that is copied up",
-        "the attempt's files go, old ones stay, also the one that was written to",
-    )  # fmt: skip
+def test_clean_on_a_layered_file_system(run: Run) -> None:
     box = run.box
     for name in ("lower", "upper"):
         box.mounts += ["--tmpfs", str(box.mkdir(name)), "size=8m,mode=777"]
@@ -120,14 +113,9 @@ def test_clean_on_a_layered_file_system(run: Run, fault: Fault) -> None:
         process = box.popen(["sh", "-c", script, "sh", str(box.root), *argv], stdout=log, stderr=log, env=run.env)
     assert process.wait(200) == 5, run.said
     assert (box.root / "out/after").read_text().split() == ["old1", "old3", "renamed"]
-    row.measured.append(("root", "3 of 3 removed, 3 of 3 old ones are there"))
 
 
-def test_clean_is_refused_where_inode_numbers_do_not_last(run: Run, fault: Fault) -> None:
-    row = fault(
-        SECTION, "clean, inode numbers that change", "a FUSE file system gives 50 old files other numbers, as sshfs does",
-        "nothing is touched, and the sentence says why",
-    )  # fmt: skip
+def test_clean_is_refused_where_inode_numbers_do_not_last(run: Run) -> None:
     box = run.box
     if not os.path.exists("/dev/fuse"):
         unavailable("needs /dev/fuse")
@@ -151,7 +139,6 @@ def test_clean_is_refused_where_inode_numbers_do_not_last(run: Run, fault: Fault
     assert "inode numbers do not last on this file system" in run.said
     assert "nothing was removed" in run.said
     assert (box.root / "out/count").read_text().strip() == "50"
-    row.measured.append(("root", "refused; 50 of 50 old files are there"))
 
 
 # As root and as somebody else

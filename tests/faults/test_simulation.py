@@ -6,11 +6,9 @@ import os
 
 import pytest
 
-from tests.faults.conftest import Fault
 from tests.faults.simulation import History, run_history
 
-SECTION = "6 The generators' fault cases"
-HOURS = float(os.environ.get("SIMULATED_HOURS", "2000"))
+HOURS = float(os.environ.get("SIMULATED_HOURS", "700"))
 
 
 def simulate(first_seed: int, troubled: bool) -> list[History]:
@@ -23,21 +21,10 @@ def simulate(first_seed: int, troubled: bool) -> list[History]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("troubled", [False, True])
-def test_no_pause_within_the_window_is_a_stall(troubled: bool, fault: Fault) -> None:
-    trouble = ", with the watcher stopped, the machine paused and the wall clock jumping at random" if troubled else ""
-    row = fault(
-        SECTION,
-        "random histories on a troubled machine" if troubled else "random histories",
-        f"pauses up to 95 % of the window in random write histories{trouble} (simulated clock, real rule and ledger)",
-        "not one false stall; every real silence is found",
-    )
+def test_no_pause_within_the_window_is_a_stall(troubled: bool) -> None:
     histories = simulate(1_000_000 if troubled else 1, troubled)
     assert [(h.seed, h.false_stall) for h in histories if h.false_stall is not None] == []
-    late = [h.found_after - h.window_s for h in histories if h.found_after is not None and not h.stood_still]
     if not troubled:
         # Window + one scan, and the one or two per cent by which waits may end late without being late.
         slow = [h for h in histories if h.found_after > h.window_s + 3 * h.scan_s + 0.02 * h.window_s]
         assert slow == []
-        row.measured.append(("", f"worst decision {max(late):.2f} s after the window (scans up to 18 s)"))
-    hours, writes = sum(h.hours for h in histories), sum(h.writes for h in histories)
-    row.measured.append(("", f"{hours:,.0f} h, {len(histories):,} histories, {writes:,} writes, 0 false stalls"))

@@ -12,12 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import Fault
 from tests.faults.harness import Sandbox, in_namespace, living, new_tag, until
 from tests.prefect_server import Server
 from tests.support import unavailable
 
-SECTION = "13 The store"
 pytestmark = pytest.mark.timeout(400)
 
 # Skips what exists, as many generators do, and gives its files dates from elsewhere, as cp -a, unzip and tar do.
@@ -47,14 +45,8 @@ open(mark, "w").write(repr(kept))
 
 @pytest.mark.parametrize("killed", ["the run", "a stall"])
 def test_a_file_that_a_killed_run_has_cut_is_written_again_whatever_its_date(
-    own_sandbox: Sandbox, server: Server, fault: Fault, killed: str
+    own_sandbox: Sandbox, server: Server, killed: str
 ) -> None:
-    row = fault(
-        SECTION,
-        "dates that lie",
-        "a generator dates its files into the future and the cut one to 1970; SIGKILL of the run, or a stall",
-        "the next run of the key writes the cut file again and keeps what was long finished; every byte is right",
-    )
     tag, mark = new_tag(), own_sandbox.root / "out" / "mark"
     own_sandbox.tags.append(tag)
     own_sandbox.mkdir("store")
@@ -77,8 +69,8 @@ def test_a_file_that_a_killed_run_has_cut_is_written_again_whatever_its_date(
         if killed == "the run":
             time.sleep(0.7)
             run.send_signal(signal.SIGKILL)
-        run.wait(60)
-        until(lambda: not living(tag), 20, "the generator is gone")
+        run.wait(120)
+        until(lambda: not living(tag), 60, "the generator is gone")
         again = own_sandbox.popen(argv, env=server.env, stdout=log, stderr=log)
         assert again.wait(200) == 0, (own_sandbox.root / "out" / "log").read_text()[-3000:]
     kept = json.loads(mark.read_text())
@@ -86,7 +78,6 @@ def test_a_file_that_a_killed_run_has_cut_is_written_again_whatever_its_date(
     current = own_sandbox.root / "store/lies/current"
     for n in range(8):
         assert (current / f"layer{n}.bin").read_bytes() == bytes([n]) * 50_000
-    row.measured.append((killed, f"kept {len(kept)} of 7"))
 
 
 MOUNT = """
@@ -125,13 +116,7 @@ print(store.verify("c").whole)
 
 
 @pytest.mark.parametrize("where", ["a build", "a build's place", "a refused build"])
-def test_clean_up_never_reaches_into_a_mount(tmp_path: Path, fault: Fault, where: str) -> None:
-    row = fault(
-        SECTION,
-        "a mount below the store",
-        "a file system is mounted in a build, over a build, or in a refused one, and `gc` would remove that build",
-        "nothing on the mount goes, what stays is named, the current cache is whole and the next run publishes",
-    )
+def test_clean_up_never_reaches_into_a_mount(tmp_path: Path, where: str) -> None:
     if os.geteuid() != 0:
         unavailable("needs root to mount a file system")
     argv = [*in_namespace(None, "--bind", str(tmp_path)), sys.executable, "-c", MOUNT, str(tmp_path), where]
@@ -140,7 +125,6 @@ def test_clean_up_never_reaches_into_a_mount(tmp_path: Path, fault: Fault, where
     assert "['theirs'], True" in done.stdout and done.stdout.endswith("True\n"), done.stdout
     if where != "a build's place":  # that one is named by `list`, and is no build
         assert done.stdout.startswith("[1, "), done.stdout
-    row.measured.append((where, "the mount is whole"))
 
 
 LAYERS = """
@@ -179,13 +163,7 @@ with store.open_current("c") as build:
 """
 
 
-def test_clean_up_of_a_store_in_two_layers(tmp_path: Path, fault: Fault) -> None:
-    row = fault(
-        SECTION,
-        "a store in two layers",
-        "a store of an image seen through an overlay whose upper layer is another file system; then mounted read-only",
-        "`gc` names the build that cannot be moved, removes the others, and all that is left is whole and can be read",
-    )
+def test_clean_up_of_a_store_in_two_layers(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         unavailable("needs root to mount a file system")
     argv = [*in_namespace(None, "--bind", str(tmp_path)), sys.executable, "-c", LAYERS, str(tmp_path)]
@@ -193,4 +171,3 @@ def test_clean_up_of_a_store_in_two_layers(tmp_path: Path, fault: Fault) -> None
     if done.returncode == 77:
         unavailable("no overlay can be mounted here")
     assert done.returncode == 0, done.stderr
-    row.measured.append(("overlay", "one named, the others gone"))

@@ -6,17 +6,15 @@ import contextlib
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import pytest
 
 from tests.contract.terminal import full_pipe, stopped_terminal
-from tests.faults.conftest import Fault, Front
+from tests.faults.conftest import Front
 from tests.faults.harness import Sandbox, living, until
 
-SECTION = "4 The API"
 pytestmark = pytest.mark.timeout(400)
 Where = Callable[[], AbstractContextManager[int]]
 WINDOW_S = 3
@@ -40,40 +38,24 @@ def stalling(box: Sandbox) -> tuple[str, list[str]]:
 
 
 @pytest.mark.parametrize("where", [full_pipe, stopped_terminal])
-def test_generate_ends_as_promised_though_nobody_reads(
-    front: Front, own_sandbox: Sandbox, fault: Fault, where: Where
-) -> None:
-    row = fault(
-        SECTION,
-        f"`generate` to a {where.__name__}",
-        "both streams, never read",
-        "124, the report, nothing left, in time",
-    )
+def test_generate_ends_as_promised_though_nobody_reads(front: Front, own_sandbox: Sandbox, where: Where) -> None:
     tag, argv = stalling(own_sandbox)
     assert ended(own_sandbox, where, argv, PREFECT_API_URL=front.proxy.url) == 124
     report = own_sandbox.report()
     assert report["outcome"] == "stalled"
     assert report["stop"]["decided_after_last_growth_s"] < WINDOW_S + 60
     assert living(tag) == []
-    row.measured.append(("", f"decided after {report['stop']['decided_after_last_growth_s']:.1f} s"))
 
 
-def test_a_temporary_server_that_says_much_to_nobody_answers_all_the_same(own_sandbox: Sandbox, fault: Fault) -> None:
-    row = fault(
-        SECTION,
-        "a talkative temporary server, stopped terminal",
-        "the server logs everything, and nobody reads",
-        "124, the report, in time",
-    )
+@pytest.mark.campaign
+def test_a_temporary_server_that_says_much_to_nobody_answers_all_the_same(own_sandbox: Sandbox) -> None:
     tag, argv = stalling(own_sandbox)
     assert ended(own_sandbox, stopped_terminal, argv, PREFECT_SERVER_LOGGING_LEVEL="DEBUG") == 124
     assert own_sandbox.report()["outcome"] == "stalled"
     assert living(tag) == []
-    row.measured.append(("", "exit 124, report written"))
 
 
-def test_a_fleet_ends_as_promised_though_nobody_reads(front: Front, own_sandbox: Sandbox, fault: Fault) -> None:
-    row = fault(SECTION, "`fleet` to a full pipe", "both streams, never read", "its exit status, in time")
+def test_a_fleet_ends_as_promised_though_nobody_reads(front: Front, own_sandbox: Sandbox) -> None:
     jobs = own_sandbox.root / "jobs.yaml"
     listed = [
         {"name": name, "command": ["sh", "-c", f"head -c 9000 /dev/zero > {own_sandbox.cache}/{name}/a; exit {code}"],
@@ -84,7 +66,6 @@ def test_a_fleet_ends_as_promised_though_nobody_reads(front: Front, own_sandbox:
     argv = own_sandbox.cachewatch("fleet", str(jobs))
     assert ended(own_sandbox, full_pipe, argv, PREFECT_API_URL=front.proxy.url) == 1
     assert (own_sandbox.cache / "good" / "a").exists()
-    row.measured.append(("", "exit 1"))
 
 
 FLOW = """
@@ -101,14 +82,8 @@ generate_cache(
 
 @pytest.mark.parametrize("pipe", ["full", "closed"])
 def test_a_flow_run_whose_worker_stands_still_or_is_gone_is_decided_and_ends(
-    front: Front, own_sandbox: Sandbox, fault: Fault, pipe: str
+    front: Front, own_sandbox: Sandbox, pipe: str
 ) -> None:
-    row = fault(
-        SECTION,
-        f"the pipe from a flow run's process to its worker is {pipe} from mid-run on",
-        "both streams, as of a worker that stands still or was killed",
-        "stalled in time, the report, nothing left, the process ends",
-    )
     tag, command = own_sandbox.tree("plain", writes=2, life_s=200)
     argv = [sys.executable, "-c", FLOW, str(own_sandbox.report_path), str(own_sandbox.cache), *command]
     env = own_sandbox.env(PREFECT_HOME=str(own_sandbox.root / "home" / "prefect"), PREFECT_API_URL=front.proxy.url)
@@ -121,7 +96,6 @@ def test_a_flow_run_whose_worker_stands_still_or_is_gone_is_decided_and_ends(
     with contextlib.suppress(BlockingIOError):
         while pipe == "full" and os.write(filler, b"."):
             continue
-    began = time.monotonic()
     assert process.wait(SOON_S) == 0
     for fd in (write, filler, *([read] if pipe == "full" else [])):
         os.close(fd)
@@ -129,4 +103,3 @@ def test_a_flow_run_whose_worker_stands_still_or_is_gone_is_decided_and_ends(
     assert report["outcome"] == "stalled"
     assert report["stop"]["decided_after_last_growth_s"] < WINDOW_S + 60
     assert living(tag) == []
-    row.measured.append(("", f"ended after {time.monotonic() - began:.0f} s"))
