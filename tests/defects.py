@@ -1,4 +1,4 @@
-"""`make test-defects`: twenty promises, each broken on purpose, and the rows of the contract that must turn red for it.
+"""`make test-defects`: promises, each broken on purpose, and the rows of the contract that must turn red for it.
 
 Each defect changes one line of a copy of the package, which stands before the installed one on PYTHONPATH; the sources are
 not touched. The target fails if a row stays green, or if the line is not there any more: then the defect is written anew.
@@ -55,6 +55,9 @@ DEFECTS = (
            "        tree, self._kill_by_s = TreeStop(self._look), began + grace_s\n",
            "        grace_s = 0.0\n        tree, self._kill_by_s = TreeStop(self._look), began\n",
            ("test_signals.py", "-k", "grace")),
+    Defect("the time for which a run is suspended is none of its own", "cli/signals.py",
+           "            return time.monotonic() - self._suspended_s\n", "            return time.monotonic()\n",
+           ("test_signals.py", "-k", "suspended")),
     Defect("a lock and its holder are the cause", "postmortem/diagnosis.py",
            "    process.waiting_for_lock,\n", "", ("test_causes.py", "-k", "lock")),
     Defect("a stopped process is the cause", "postmortem/diagnosis.py",

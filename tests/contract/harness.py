@@ -11,14 +11,14 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tests.prefect_database import fresh_home
+from tests.support import eventually
 
-T = TypeVar("T")
 COMMAND = str(Path(sys.executable).with_name("cachewatch"))
 # The end of a run that hangs for good; nothing is asserted close to it.
 LONG_S = 180.0
@@ -26,14 +26,6 @@ GOLDEN = Path(__file__).with_name("golden")
 # Quick looks and a short grace; a window that no busy machine fills, for generators that are well.
 QUICK = ("--poll", "0.3s", "--grace", "0.5s")
 WELL = (*QUICK, "--stall-after", "5m", "--first-write-within", "5m")
-
-
-def eventually(fact: Callable[[], T], timeout_s: float = 60.0) -> T:
-    """Wait until a fact is true, and return what it last was."""
-    end_s = time.monotonic() + timeout_s
-    while not (found := fact()) and time.monotonic() < end_s:
-        time.sleep(0.02)
-    return found
 
 
 def state(pid: int) -> str:

@@ -80,15 +80,20 @@ def terminal(place: Place, *argv: object, columns: int = 80, **environ: str) -> 
         place.assert_nobody()
 
 
+def fill(pipe: int) -> None:
+    """Write into a pipe all that it can hold; its own descriptor may be another process's, and stays blocking."""
+    filler = os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(filler, b"."):
+            continue
+    os.close(filler)
+
+
 @contextlib.contextmanager
 def full_pipe() -> Iterator[int]:
     """The write end of a pipe that nobody reads and that holds all it can."""
     read, write = os.pipe()
-    os.set_blocking(write, False)
-    with contextlib.suppress(BlockingIOError):
-        while os.write(write, b"." * 4096):
-            continue
-    os.set_blocking(write, True)
+    fill(write)
     try:
         yield write
     finally:

@@ -317,7 +317,7 @@ def test_a_signal_that_ends_a_suspended_run_does_so_when_it_is_continued(place: 
 
 @pytest.mark.parametrize("name", ["TSTP", "STOP"])
 def test_the_time_for_which_it_was_suspended_is_no_silence(place: Place, name: str) -> None:
-    gap_s = 8.0
+    gap_s, started_s = 8.0, time.monotonic()
     with listening(place, "--progress", "json") as run:
         began_s = time.monotonic()
         run.process.send_signal(getattr(signal, f"SIG{name}"))
@@ -333,6 +333,8 @@ def test_the_time_for_which_it_was_suspended_is_no_silence(place: Place, name: s
         # The pause has grown by the time that passed, but for the gap; it is measured three times a second.
         assert sample["pause_s"] - before <= time.monotonic() - began_s - gap_s + 2
         assert (run.end(), run.report()["outcome"]) == (0, "completed")
+    if name == "TSTP":  # a SIGSTOP is seen by nobody
+        assert run.report()["duration_s"] <= time.monotonic() - started_s - gap_s
 
 
 def _heard(file: Path) -> list[str]:

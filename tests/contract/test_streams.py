@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pty
@@ -12,7 +11,7 @@ import subprocess
 import pytest
 
 from tests.contract.harness import COMMAND, QUICK, WELL, Place, assert_refused, eventually
-from tests.contract.terminal import full_pipe, stopped_terminal, terminal
+from tests.contract.terminal import fill, full_pipe, stopped_terminal, terminal
 
 CALM = (*WELL, "--allow-empty", "--no-bundle")
 HANGS = (*QUICK, "--poll", "0.2s", "--stall-after", "1s", "--first-write-within", "1s", "--no-bundle")
@@ -178,11 +177,7 @@ def test_what_is_said_at_the_end_reaches_a_reader_who_is_late(
 ) -> None:
     place.cache.mkdir()
     read, write = os.pipe()
-    os.set_blocking(write, False)
-    with contextlib.suppress(BlockingIOError):
-        while os.write(write, b"." * 4096):
-            continue
-    os.set_blocking(write, True)
+    fill(write)
     with place.started("exec", "--cache-dir", place.cache, *CALM, "--", command, stderr=write) as process:
         os.close(write)
         # Nothing but its last word is left: only the main process is there, and waits.

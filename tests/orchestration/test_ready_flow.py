@@ -36,7 +36,7 @@ def report_artifact(state: State[Any], tag: str) -> str:
 
 
 def test_a_server_that_gets_ready_ends_the_run_completed_and_named_ready_and_runs_on(bench: Bench):
-    state = bench.run(bench.job(warm_s=1.5), outputs={"report": bench.root / "report.json"})
+    state = bench.run(bench.job(warm_s=4), outputs={"report": bench.root / "report.json"})
     assert (state.type.value, state.name) == ("COMPLETED", "Ready")
     summary = state.result()
     assert isinstance(summary, GenerationSummary)

@@ -29,7 +29,8 @@ from prefect_cachewatch.publish.store import CacheStore
 
 pytestmark = pytest.mark.usefixtures("prefect_harness")
 
-QUICK = StallPolicy(stall_after_s=1.5, first_write_within_s=3, poll_s=0.3)
+WELL = StallPolicy(stall_after_s=300, first_write_within_s=300, poll_s=0.3)
+HANGS = StallPolicy(stall_after_s=8, first_write_within_s=300, poll_s=0.3)  # ten of the pauses before
 STOP = StopPolicy(grace_s=1)
 ONCE = RetryPolicy(attempts=1)
 AGAIN = RetryPolicy(attempts=2, backoff_s=0.05)
@@ -58,7 +59,7 @@ def policy(store: CacheStore, **fields: Any) -> PublishPolicy:
 
 
 def run(job: CacheJob, publish: PublishPolicy, **more: Any) -> State[Any]:
-    given: dict[str, Any] = {"stall": QUICK, "stop": STOP, "retry": ONCE} | more
+    given: dict[str, Any] = {"stall": WELL, "stop": STOP, "retry": ONCE} | more
     state: State[Any] = generate_cache(job, publish=publish, **given, return_state=True)
     return state
 
@@ -216,7 +217,7 @@ def test_a_clean_retry_keeps_another_users_files_but_those_that_may_be_cut(
     store: CacheStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clean = AGAIN.model_copy(update={"on_retry": "clean"})
-    state = run(job(STRANGERS, str(tmp_path / "mark"), "free"), policy(store), retry=clean)
+    state = run(job(STRANGERS, str(tmp_path / "mark"), "free"), policy(store), retry=clean, stall=HANGS)
     assert state.name == "Completed", state.message
     current = Path(store.current_path("llama"))
     assert {file.name: file.stat().st_size for file in current.glob("*.bin")} == dict.fromkeys(
@@ -241,7 +242,7 @@ def test_a_file_of_another_user_that_may_be_cut_and_cannot_be_removed_ends_the_r
         pytest.skip("no immutable files here")
     subprocess.run(["chattr", "-i", probe], check=True)
     again = AGAIN.model_copy(update={"on_retry": on_retry})
-    given: dict[str, Any] = {"retry": again, "outputs": {"report": report}}
+    given: dict[str, Any] = {"retry": again, "outputs": {"report": report}, "stall": HANGS}
     try:
         state = run(job(STRANGERS, str(tmp_path / "mark"), "fixed"), policy(store), **given)
         (cut,) = Path(store.root).glob("llama/builds/*/late.bin")
@@ -258,7 +259,7 @@ def test_a_file_of_another_user_that_may_be_cut_and_cannot_be_removed_ends_the_r
 
 
 def deploy(job: CacheJob, publish: PublishPolicy, health: HealthCheck | None, **more: Any) -> State[Any]:
-    given: dict[str, Any] = {"stall": QUICK, "stop": STOP, "retry": ONCE} | more
+    given: dict[str, Any] = {"stall": WELL, "stop": STOP, "retry": ONCE} | more
     state: State[Any] = deploy_cache(job, publish=publish, health=health, **given, return_state=True)
     return state
 

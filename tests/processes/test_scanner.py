@@ -8,9 +8,9 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
+from tests.contract.harness import state
 
 from prefect_cachewatch.errors import ScanError, ScanTimeout
 from prefect_cachewatch.measure import scanner as scanner_module
@@ -24,11 +24,6 @@ def scanner():
     made = DirectoryScanner()
     yield made
     made.close()
-
-
-def _state(pid: int) -> str:
-    text = Path(f"/proc/{pid}/stat").read_text()
-    return text[text.rindex(")") + 2]
 
 
 def test_clean_spares_what_is_ignored_and_stood_there_before(scanner, tmp_path):
@@ -71,11 +66,11 @@ def test_the_scan_process_ends_with_its_owner():
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     pid = int(owner.stdout.readline())
-    assert _state(pid) in "SR"
+    assert state(pid) in "SR"
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    assert eventually(lambda: not os.path.exists(f"/proc/{pid}") or _state(pid) in "ZX")
+    assert eventually(lambda: state(pid) in "ZX")
 
 
 def test_the_scan_process_keeps_no_descriptor_on_the_tree(scanner, tmp_path):

@@ -13,7 +13,7 @@ import pytest
 from prefect_cachewatch import CacheJob, InputError, StallPolicy, StopPolicy, watch
 from prefect_cachewatch.supervise.proc import descendants
 
-QUICK = StallPolicy(stall_after_s=1.5, first_write_within_s=30, poll_s=0.3)
+QUICK = StallPolicy(stall_after_s=1.5, first_write_within_s=300, poll_s=0.3)
 # Writes, then waits with a child until somebody ends it.
 STUCK = 'echo layer 0; head -c 100000 /dev/zero > "$0/layers.0.bin"; sleep 601 & sleep 602'
 

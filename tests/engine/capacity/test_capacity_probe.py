@@ -22,7 +22,6 @@ from prefect_cachewatch.cli.main import main
 from prefect_cachewatch.errors import InputError
 
 MIB = 2**20
-KINDS = ("write", "read", "random_read", "files")
 
 
 def probe(directory: Path, say: Callable[[str], None] = lambda text: None, **changes: Any) -> ProbeReport:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import uuid
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,24 +36,6 @@ def record(name: str, server: RunningServer | None = None) -> ServerRecord:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ([], "say which server to stop: its NAME, --pid PID or --all; cachewatch stop --list shows them"),
-        (["llama", "--all"], "say which server to stop"),
-        (["--pid", "1", "--all"], "say which server to stop"),
-        (["nobody"], "no server 'nobody' was left running by this user: cachewatch stop --list shows those that were"),
-        (["--pid", "4711"], "no server with pid 4711 was left running by this user"),
-        (["--list", "llama"], "--list names all servers: leave out NAME, --pid and --all"),
-    ],
-)
-def test_what_cannot_be_meant_is_one_sentence(arguments, sentence):
-    result = stop(*arguments)
-    assert isinstance(result.exception, InputError)
-    assert sentence in result.exception.message
-    assert result.output == ""
-
-
 def test_two_servers_of_one_name_have_to_be_told_apart():
     paths = [write_record(record("llama")), write_record(record("llama"))]
     result = stop("llama")
@@ -76,11 +57,3 @@ def test_a_container_whose_engine_is_not_there_is_not_stopped_and_its_record_sta
         "start it, and stop the server again"
     )
     assert path.exists()
-
-
-def test_one_that_runs_on_another_machine_is_left_to_it():
-    write_record(replace(record("llama"), machine="another"))
-    result = stop("llama")
-    assert isinstance(result.exception, InputError)
-    assert "runs on another machine or in another container" in result.exception.message
-    assert stop("--all").return_value == 0

@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -145,19 +145,6 @@ def test_a_file_system_that_does_not_answer_holds_nobody_and_no_second_look_is_b
     check.close()
 
 
-@pytest.fixture
-def log_search() -> Iterator[Callable[[str], LogSearch]]:
-    made: list[LogSearch] = []
-
-    def make(pattern: str) -> LogSearch:
-        made.append(LogSearch(pattern))
-        return made[-1]
-
-    yield make
-    for search in made:
-        search.close()
-
-
 MATCHERS: dict[str, PatternMatcher] = {}
 
 
@@ -166,9 +153,6 @@ def end_matchers() -> Iterator[None]:
     yield
     for each in MATCHERS.values():
         each.close()
-
-
-COSTLY = ".*a.*a.*a.*a.*b"
 
 
 @given(
