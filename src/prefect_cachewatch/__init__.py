@@ -27,7 +27,6 @@ __all__ = [
     "NotEnoughSpace",
     "Outputs",
     "Profile",
-    "ProfileSettings",
     "PublishPolicy",
     "ReadyOnFile",
     "ReadyOnHttp",
@@ -68,7 +67,7 @@ if TYPE_CHECKING:
         StopPolicy,
         Storage,
     )
-    from prefect_cachewatch.config.profiles import Profile, ProfileSettings, make_profile
+    from prefect_cachewatch.config.profiles import Profile, make_profile
     from prefect_cachewatch.errors import (
         BuildDamaged,
         CacheDirectoryBusy,
@@ -100,7 +99,7 @@ else:
             "CacheJob ContainerMount ContainerSpec MarkerFiles Outputs ReadyOnFile ReadyOnHttp ReadyOnLog "
             "ReadyOnTcp RetryPolicy StallPolicy StopPolicy Storage"
         ),
-        "config.profiles": "Profile ProfileSettings make_profile",
+        "config.profiles": "Profile make_profile",
         "errors": ("BuildDamaged CacheDirectoryBusy CachewatchError InputError NotEnoughSpace StoreBusy StoreError"),
         "flows": ("CacheGeneration CacheGenerationError GenerationSummary deploy_cache generate_cache generate_fleet"),
         "metrics.settings": "Metrics",

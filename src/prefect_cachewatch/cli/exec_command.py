@@ -32,7 +32,7 @@ def _recognize(options: dict[str, Any]) -> str | None:
     """Find the profile that knows the command, unless one is given; returns what to say about it."""
     if options["profile"] is not None or not options["command"]:
         return None
-    from prefect_cachewatch.config.profiles.registry import recognize_profile  # noqa: PLC0415 - only without --cache-dir
+    from prefect_cachewatch.config.profiles.known import recognize_profile  # noqa: PLC0415 - only without --cache-dir
 
     env = {**os.environ, **environment_from(options["env"], inherit=False)}
     try:

@@ -13,7 +13,7 @@ from prefect_cachewatch.cli.options.profile_choice import complete_profile, spli
 from prefect_cachewatch.cli.options.sections import json_option
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
-from prefect_cachewatch.config.profiles import Profile, ProfileSettings, find_profile, known_profiles, make_profile
+from prefect_cachewatch.config.profiles import ProfileSettings, find_profile, known_profiles, make_profile
 
 _WIDTH = 79
 
@@ -28,9 +28,9 @@ def command(profile: str | None, as_json: bool) -> int:
         return 0
     name, parameters = split_profile(profile)
     if parameters:
-        _show_settings(make_profile(name, parameters).resolve(), as_json)
+        _show_settings(make_profile(name, parameters).settings, as_json)
     else:
-        _show_parameters(find_profile(name), as_json)
+        _show_parameters(name, as_json)
     return 0
 
 
@@ -46,13 +46,13 @@ def _list(as_json: bool) -> None:
     print("cachewatch exec --profile NAME,KEY=VALUE... -- COMMAND uses it.")
 
 
-def _show_parameters(kind: type[Profile], as_json: bool) -> None:
-    fields = kind.model_fields
+def _show_parameters(profile: str, as_json: bool) -> None:
+    found = find_profile(profile)
+    fields = found.form.model_fields
     if as_json:
-        told = {"name": kind.profile_name, "summary": kind.summary, "parameters": kind.model_json_schema()}
-        print(json.dumps(told))
+        print(json.dumps({"name": profile, "summary": found.summary, "parameters": found.form.model_json_schema()}))
         return
-    print(textwrap.fill(f"{kind.profile_name}: {kind.summary}", _WIDTH) + "\n")
+    print(textwrap.fill(f"{profile}: {found.summary}", _WIDTH) + "\n")
     for name, field in fields.items():
         default = "required" if field.is_required() else None if field.default is None else f"default {field.default}"
         note = f" ({default})" if default else ""

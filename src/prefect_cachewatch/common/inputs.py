@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import reprlib
+import tomllib
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from prefect_cachewatch.common.files import INPUT_MAX_BYTES
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
@@ -36,6 +38,24 @@ def nearest(name: str, known: Iterable[str]) -> str:
         if close and entry.lower() == close[0]:
             return f": did you mean {entry}?"
     return f": use one of {', '.join(names)}"
+
+
+def parse_toml(raw: bytes, file: str) -> dict[str, Any]:
+    """Parse what `read_input` read of a TOML file.
+
+    Args:
+        raw: its bytes.
+        file: the file's name for the sentence.
+
+    Raises:
+        InputError: it is too large, or not TOML.
+    """
+    if len(raw) > INPUT_MAX_BYTES:
+        raise InputError(f"{file} is larger than 4 MiB, which nobody writes by hand: check the path")
+    try:
+        return tomllib.loads(raw.decode())
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file} is not TOML: {for_terminal(str(error), 200)}") from None
 
 
 def validate(

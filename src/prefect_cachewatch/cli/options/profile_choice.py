@@ -11,12 +11,12 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
 if TYPE_CHECKING:
-    from prefect_cachewatch.config.profiles.base import ProfileSettings
+    from prefect_cachewatch.config.profiles.settings import ProfileSettings
 
 
 def complete_profile(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """List the profiles whose names begin with a text, for shell completion."""
-    from prefect_cachewatch.config.profiles.registry import known_profiles  # noqa: PLC0415 - most runs have none
+    from prefect_cachewatch.config.profiles.known import known_profiles  # noqa: PLC0415 - most runs have none
 
     return [name for name in known_profiles() if name.startswith(incomplete)]
 
@@ -49,9 +49,9 @@ def profile_from(options: dict[str, Any]) -> ProfileSettings | None:
         return cast("ProfileSettings", found)
     if options.get("profile") in (None, "none"):
         return None
-    from prefect_cachewatch.config.profiles.registry import make_profile  # noqa: PLC0415 - most runs have none
+    from prefect_cachewatch.config.profiles.known import make_profile  # noqa: PLC0415 - most runs have none
 
-    return make_profile(*split_profile(options["profile"])).resolve()
+    return make_profile(*split_profile(options["profile"])).settings
 
 
 def split_profile(profile: str) -> tuple[str, dict[str, str]]:

@@ -7,14 +7,13 @@ all of them; this module makes its `default_map` from the file.
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from prefect_cachewatch.common.files import INPUT_MAX_BYTES, read_input
-from prefect_cachewatch.common.inputs import nearest
+from prefect_cachewatch.common.files import read_input
+from prefect_cachewatch.common.inputs import nearest, parse_toml
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
@@ -63,12 +62,7 @@ def read_config(path: str, command: str, options: Mapping[str, click.Option]) ->
         raw = read_input(os.path.expanduser(path))
     except OSError as error:
         raise InputError(f"--config {shown} cannot be read: {error.strerror or error}") from None
-    if len(raw) > INPUT_MAX_BYTES:
-        raise InputError(f"--config {shown} is larger than 4 MiB, which nobody writes by hand: check the path")
-    try:
-        data = tomllib.loads(raw.decode())
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"--config {shown} is not TOML: {for_terminal(str(error), 200)}") from None
+    data = parse_toml(raw, f"--config {shown}")
     own = data.get(command, {})
     if not isinstance(own, dict):
         raise InputError(f"--config {shown}: {command} is no table: write [{command}]")

@@ -1,15 +1,14 @@
 """Profiles of known generators: where they write, which environment they need, and how long they are silent.
 
-`TTInferenceServer(...)` and the others make a job (`.job(...)`) and a stall policy (`.stall()`); `make_profile` makes
-one by name. docs/profiles.md tells how to add one.
+Each is a TOML file: those beside this module, and those of the directory that CACHEWATCH_PROFILES names. `definition` says
+what such a file holds, `known` finds it by name or by a command line. Code there is only for tt-inference-server, of which a
+file of upstream's is read. docs/profiles.md tells how to add one.
 """
 
 from __future__ import annotations
 
-from prefect_cachewatch.config.profiles.base import Profile, ProfileSettings
-from prefect_cachewatch.config.profiles.compilers import OpenVino, SGLang, TensorRTLLM, TorchCompile, VllmCompileCache
-from prefect_cachewatch.config.profiles.huggingface import HuggingFaceDownload
-from prefect_cachewatch.config.profiles.registry import (
+from prefect_cachewatch.config.profiles.known import (
+    Profile,
     complete_job,
     expand_profile,
     find_profile,
@@ -18,18 +17,11 @@ from prefect_cachewatch.config.profiles.registry import (
     profile_key,
     recognize_profile,
 )
-from prefect_cachewatch.config.profiles.tt_inference_server import TTInferenceServer
+from prefect_cachewatch.config.profiles.settings import ProfileSettings
 
 __all__ = [
-    "HuggingFaceDownload",
-    "OpenVino",
     "Profile",
     "ProfileSettings",
-    "SGLang",
-    "TTInferenceServer",
-    "TensorRTLLM",
-    "TorchCompile",
-    "VllmCompileCache",
     "complete_job",
     "expand_profile",
     "find_profile",

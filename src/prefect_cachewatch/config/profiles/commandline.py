@@ -77,10 +77,31 @@ class CommandLine:
         wanted = {name.replace("_", "-") for name in names}
         return any(word.partition("=")[0].replace("_", "-") in wanted for word in self.words)
 
-    def operand(self, at: int) -> str | None:
-        """Return the word at a place, if it is no option."""
-        word = self.words[at] if at < len(self.words) else "-"
-        return None if word.startswith("-") else word
+    def begins(self, words: Sequence[str]) -> bool:
+        """Say whether the program has a name and is followed by words."""
+        return [self.program, *self.words[: len(words) - 1]] == list(words)
+
+    def value(self, source: str, words: Sequence[str]) -> str | None:
+        """Return what a source names, as `Recognition` says; None for nothing.
+
+        Args:
+            source: an option, a variable with or without a path after it, OPERAND, or a text.
+            words: the program and its first words.
+
+        Example:
+            >>> line = read_command(["vllm", "serve", "m"], {"A": "/a"}, "/")
+            >>> line.value("$A/b", []), line.value("$B/b", []), line.value("OPERAND", ["vllm", "serve"])
+            ('/a/b', None, 'm')
+        """
+        if source.startswith("--"):
+            return self.option(source)
+        if source == "OPERAND":
+            word = next(iter(self.words[len(words) - 1 :]), "-")
+            return None if word.startswith("-") else word
+        name, slash, below = source.removeprefix("$").partition("/")
+        if not source.startswith("$"):
+            return source
+        return f"{value}{slash}{below}" if (value := self.env.get(name)) else None
 
     def place(self, path: str | None) -> str | None:
         """Make a path absolute as the generator would; None for none, and for one with a NUL."""
@@ -90,17 +111,15 @@ class CommandLine:
         expanded = home + path[1:] if path == "~" or path.startswith("~/") else path
         return os.path.normpath(os.path.join(self.cwd, expanded))
 
-    def cache_home(self, *below: str) -> str:
-        """Return the user's cache directory (`XDG_CACHE_HOME`), or a path below it."""
-        home = self.env.get("XDG_CACHE_HOME") or os.path.join(self.env.get("HOME") or "/", ".cache")
-        return os.path.normpath(os.path.join(self.cwd, home, *below))
-
-    def address(self, port: int) -> dict[str, Any]:
+    def address(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Return `host` and `port` of a server, from `--host` and `--port`; every address is asked for on loopback."""
         host, written = self.option("--host") or "", self.option("--port")
-        found = int(written) if written is not None and written.isdecimal() and 0 < int(written) < 65536 else port
+        found = int(written) if written is not None and written.isdecimal() and 0 < int(written) < 65536 else None
         host = f"[{host}]" if ":" in host and not host.startswith("[") else host
-        return {"host": "127.0.0.1" if host.strip("[]") in _EVERYWHERE else host, "port": found}
+        return {
+            "host": "127.0.0.1" if host.strip("[]") in _EVERYWHERE else host,
+            "port": defaults.get("port") if found is None else found,
+        }
 
     def readiness(self, ready: ReadyWhen, *nowhere: str) -> ReadyWhen:
         """Return a server's readiness as its options have it: with TLS its port is asked, not its page.

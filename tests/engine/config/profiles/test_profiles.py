@@ -7,16 +7,18 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.generators.derive_tt import DATA
 
 from prefect_cachewatch.cli.main import main
 from prefect_cachewatch.config import CacheJob, MarkerFiles, StallPolicy
 from prefect_cachewatch.config.profiles import (
-    TTInferenceServer,
+    Profile,
     complete_job,
     expand_profile,
     find_profile,
     known_profiles,
     make_profile,
+    profile_key,
 )
 from prefect_cachewatch.config.ready import ReadyOnExit
 from prefect_cachewatch.errors import InputError
@@ -26,8 +28,8 @@ DOCS = Path(__file__).parents[4] / "docs" / "profiles.md"
 MODEL = "Llama-3.1-8B-Instruct"
 
 
-def server(**values: object) -> TTInferenceServer:
-    return TTInferenceServer(**{"model": MODEL, "device": "n300", **values})
+def server(**values: object) -> Profile:
+    return make_profile("tt-inference-server", {"model": MODEL, "device": "n300", **values})
 
 
 # tt-inference-server
@@ -42,9 +44,9 @@ def server(**values: object) -> TTInferenceServer:
     ],
 )  # fmt: skip
 def test_a_device_has_the_servers_own_name_in_the_path(device, mesh):
-    found = server(device=device, cache_root="/root")
-    assert str(found.tensor_cache) == f"/root/tt_metal_cache/cache_{MODEL}/{mesh}"
-    assert found.resolve().env["MESH_DEVICE"] == mesh
+    found = server(device=device, cache_root="/root").settings
+    assert str(found.cache_dirs[0]) == f"/root/tt_metal_cache/cache_{MODEL}/{mesh}"
+    assert found.env["MESH_DEVICE"] == mesh
 
 
 @pytest.mark.parametrize(
@@ -64,9 +66,7 @@ def test_a_device_has_the_servers_own_name_in_the_path(device, mesh):
     ],
 )  # fmt: skip
 def test_the_directories_are_where_the_server_puts_them(place, root, tensor):
-    found = server(**place)
-    settings = found.resolve()
-    assert (str(found.root) if found.root else None, str(settings.cache_dirs[0])) == (root, tensor)
+    settings = server(**place).settings
     weights = [f"{root}/weights/{MODEL}"] if root else []
     if "docker_volume" in place:
         assert (settings.env, len(settings.hints)) == ({}, 1)
@@ -79,7 +79,7 @@ def test_the_directories_are_where_the_server_puts_them(place, root, tensor):
 
 def test_the_kernel_cache_may_be_elsewhere_and_a_hugging_face_name_is_the_models():
     found = server(model=f"meta-llama/{MODEL}", docker_volume="auto", kernel_cache="/mnt/kernels", weights=False)
-    found = found.resolve()
+    found = found.settings
     assert [str(path) for path in found.cache_dirs][1:] == ["/mnt/kernels"]
     assert f"/cache_{MODEL}/" in str(found.cache_dirs[0])
 
@@ -151,7 +151,7 @@ REQUIRED = {
     ],
 )  # fmt: skip
 def test_what_follows_from_a_small_profile(name, more, dirs, env, command):
-    settings = make_profile(name, REQUIRED[name] | more).resolve()
+    settings = make_profile(name, REQUIRED[name] | more).settings
     assert [str(path) for path in settings.cache_dirs] == dirs
     assert list(settings.command) == command
     assert env is None or settings.env == env
@@ -159,17 +159,40 @@ def test_what_follows_from_a_small_profile(name, more, dirs, env, command):
 
 @pytest.mark.parametrize("name", known_profiles())
 def test_each_profile_is_named_as_the_table_says_and_makes_a_job(name):
-    kind = find_profile(name)
-    assert kind.profile_name == name
-    assert kind.summary.endswith(".")
-    assert all(field.description for field in kind.model_fields.values())
+    assert find_profile(name).summary.endswith(".")
     profile = make_profile(name, REQUIRED[name])
     assert profile.job(["x"]).command == ["x"]
     assert profile.stall(stall_after_s=77).stall_after_s == 77
     assert f"| `{name}` |" in DOCS.read_text()
-    if not profile.resolve().command:
+    if not profile.settings.command:
         with pytest.raises(ValueError, match=f"the profile {name} knows no command: give the generator's argv"):
             profile.job()
+
+
+# The key
+
+
+def test_a_profiles_parameters_fill_the_key_of_a_written_job_below_its_own():
+    profile = {"name": "tt-inference-server", "model": "o/m", "device": "n300", "cache_root": "/x"}
+    assert profile_key(profile) == {"model": "m", "mesh": "N300", "implementation": "tt_transformers"}
+    assert profile_key(None) == {}
+    written = {"command": ["x"], "profile": profile, "publish": {"store": "/s", "cache_key": {"mesh": "mine"}}}
+    assert expand_profile(written)["publish"]["cache_key"] == {
+        "model": "m", "mesh": "mine", "implementation": "tt_transformers",
+    }  # fmt: skip
+    assert "publish" not in expand_profile({"command": ["x"], "profile": profile})
+
+
+def test_a_specification_says_version_implementation_and_sub_device():
+    specs = DATA / "release_model_spec.json"
+    entry = next(
+        each for each in json.loads((DATA / "expected.json").read_text())["places"] if each["device"] == "galaxy"
+    )
+    asked = {name: entry[name] for name in ("model", "device", "impl")}
+    key = profile_key({"name": "tt-inference-server", **asked, "specs": str(specs), "host_volume": "/v"})
+    assert key["model"] == entry["model"].rpartition("/")[2]
+    assert key["mesh"] == "TG"
+    assert f"volume_id_{key['implementation']}-{key['model']}-v{key['version'].removeprefix('v')}" in entry["root"]
 
 
 # What a job says itself goes before its profile
@@ -270,57 +293,65 @@ def test_an_unknown_profile_is_answered_with_the_nearest_name():
     )
 
 
-def _install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, name: str = "ours") -> None:
-    """Put a package with an entry point on the path, as pip would."""
-    info = tmp_path / "ours-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ours\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[prefect_cachewatch.profiles]\n{name} = {target}\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+EXAMPLE = re.search(r"```toml\n(summary = .*?)```", DOCS.read_text(), re.DOTALL)
 
 
-EXAMPLE = re.search(r"```python\n(from pathlib import Path\n.*?)```", DOCS.read_text(), re.DOTALL)
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CACHEWATCH_PROFILES", str(tmp_path))
+    return tmp_path
 
 
-def test_the_documented_example_of_a_new_profile_runs_and_can_be_installed(tmp_path, monkeypatch, capsys):
+def test_the_documented_example_of_a_site_s_profile_is_one_of_the_known(site, capsys):
     assert EXAMPLE is not None
-    (tmp_path / "our_profiles_1.py").write_text(EXAMPLE[1])
-    toml = re.search(r'"prefect_cachewatch.profiles"\]\n([\w-]+) = "[\w.]+:(\w+)"', DOCS.read_text())
-    assert toml is not None
-    _install(tmp_path, monkeypatch, f"our_profiles_1:{toml[2]}", toml[1])
-    assert known_profiles()[-1] == "converted-checkpoint"
+    (site / "converted-checkpoint.toml").write_text(EXAMPLE[1])
+    (site / "README").write_text("no profile")
+    assert "converted-checkpoint" in known_profiles()
     found = make_profile("converted-checkpoint", {"target": "/mnt/layers"})
     assert (found.job().command, found.job().env) == (["convert-checkpoint"], {"CONVERT_TO": "/mnt/layers"})
-    assert found.stall().stall_after_s == 240
-    with pytest.raises(SystemExit) as ended:
-        main(["profiles"])
-    assert ended.value.code == 0
-    assert "converted-checkpoint  Our converter: one file a layer" in capsys.readouterr().out
+    assert (found.job().name, found.job().cache_dirs) == ("layers", [Path("/mnt/layers")])
+    assert (found.stall().stall_after_s, len(found.job().progress_log)) == (240, 1)
+    assert "converted-checkpoint  Our converter: one file a layer" in run(capsys)[1]
+
+
+def test_a_site_s_file_takes_the_place_of_the_built_in_one_of_its_name(site):
+    (site / "openvino.toml").write_text('summary = "Ours."\ncache_dirs = ["/ours"]\n')
+    assert make_profile("openvino", {}).settings.cache_dirs == (Path("/ours"),)
+    assert known_profiles().count("openvino") == 1
 
 
 @pytest.mark.parametrize(
-    ("source", "sentence"),
+    ("text", "sentence"),
     [
-        ("raise RuntimeError('broken')", "profile 'ours' of our_broken:Ours cannot be loaded (RuntimeError: broken): "
-                                         "repair or remove the package that has it"),
-        ("Ours = dict", "profile 'ours' is no subclass of prefect_cachewatch.config.profiles.Profile: "
-                        "repair or remove the package that has it"),
+        ("cache_dirs = [", "profile {}/ours.toml is not TOML: Invalid value (at end of document)"),
+        ('cache_dirs = ["/c"]', "profile {}/ours.toml: summary is missing: What it is for, in a sentence"),
+        ('summary = "x"\ncache_dir = ["/c"]\ncache_dirs = []',
+         "profile {}/ours.toml: cache_dir is not known: did you mean cache_dirs?"),
+        ('summary = "x"\ncache_dirs = ["{traget}"]\n[parameters.target]\ntype = "path"\ndescription = "x"',
+         "profile {}/ours.toml: it: there is no parameter 'traget': did you mean target?"),
+        ('summary = "x"\ncache_dirs = ["c"]',
+         "profile ours: cache_dirs: cache directory 'c' is not an absolute path: write it from / on"),
+        ('summary = "x"\ncache_dirs = ["/c"]\nstall = {stall_after = 3}',
+         "profile {}/ours.toml: it: stall has no field 'stall_after': did you mean stall_after_s?"),
+        ('summary = "x"\ncache_dirs = ["/c"]\nstall = {stall_after_s = "soon"}', "profile ours: stall_after_s: "),
+        ('summary = "x"\ncache_dirs = ["/c"]\nprogress_log = ["("]', "profile ours: progress_log: "),
     ],
 )  # fmt: skip
-def test_a_broken_package_breaks_its_own_profile_alone(tmp_path, monkeypatch, source, sentence):
-    monkeypatch.delitem(__import__("sys").modules, "our_broken", raising=False)
-    (tmp_path / "our_broken.py").write_text(source)
-    _install(tmp_path, monkeypatch, "our_broken:Ours")
+def test_a_site_s_file_that_is_not_valid_is_one_sentence_and_breaks_no_other(site, text, sentence):
+    (site / "ours.toml").write_text(text)
     with pytest.raises(InputError) as caught:
-        find_profile("ours")
-    assert caught.value.message == sentence
-    assert find_profile("openvino").profile_name == "openvino"
+        make_profile("ours", {})
+    assert caught.value.message.startswith(sentence.format(site))
+    assert make_profile("openvino", {"cache_dir": "/c"}).settings.name == "c"
 
 
-def test_a_built_in_name_cannot_be_taken(tmp_path, monkeypatch):
-    _install(tmp_path, monkeypatch, "somewhere:Else", "openvino")
-    assert find_profile("openvino").__module__ == "prefect_cachewatch.config.profiles.compilers"
-    assert known_profiles().count("openvino") == 1
+def test_a_directory_of_profiles_that_cannot_be_read_is_one_sentence(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("CACHEWATCH_PROFILES", str(tmp_path / "none"))
+    status, _, said = run(capsys)
+    assert (status, said) == (
+        125,
+        f"cachewatch: CACHEWATCH_PROFILES: {tmp_path}/none cannot be read (No such file or directory): name a directory of profiles\n",
+    )
 
 
 # The command
@@ -337,7 +368,7 @@ def test_the_command_lists_shows_and_resolves(capsys):
     status, out, _ = run(capsys)
     assert status == 0
     assert all(line == "" or len(line) < 80 for line in out.splitlines())
-    assert [line.split()[0] for line in out.splitlines() if line[:1].isalnum()][: len(REQUIRED)] == list(REQUIRED)
+    assert [line.split()[0] for line in out.splitlines() if line[:1].isalnum()][: len(REQUIRED)] == sorted(REQUIRED)
     status, out, _ = run(capsys, "tt-inference-server")
     assert "  device          Device: cpu, e150" in out
     assert all(len(line) < 80 for line in out.splitlines()[1:])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
-from prefect_cachewatch.config.profiles import known_profiles, recognize_profile, registry
+from prefect_cachewatch.config.profiles import recognize_profile
 from prefect_cachewatch.errors import InputError
 
 HOME = {"HOME": "/home/u"}
@@ -83,13 +83,13 @@ def test_a_server_of_which_nothing_says_when_it_is_ready_is_refused(option):
         known(f"vllm serve m {option}")
 
 
-def test_a_profile_of_another_package_may_know_a_command_and_a_broken_one_stops_nothing(monkeypatch):
-    others = {
-        "broken": EntryPoint("broken", "no_such_module:Nothing", registry.GROUP),
-        "own": EntryPoint("own", "prefect_cachewatch.config.profiles:HuggingFaceDownload", registry.GROUP),
-    }
-    monkeypatch.setattr(registry, "_BUILT_IN", {})
-    monkeypatch.setattr(registry, "_others", lambda: others)
-    assert known_profiles() == ["broken", "own"]
-    assert known("hf download org/m")[0] == "own"
-    assert known("vllm serve m") is None
+def test_a_site_s_profile_knows_its_command_and_a_broken_one_stops_nothing(tmp_path: Path, monkeypatch):
+    (tmp_path / "a-broken.toml").write_text("summary = 3")
+    (tmp_path / "own.toml").write_text(
+        'summary = "Ours."\ncache_dirs = ["/c"]\nrecognize = {commands = ["ours"], cache_dirs = [["$OURS", "--to", "x"]]}'
+    )
+    monkeypatch.setenv("CACHEWATCH_PROFILES", str(tmp_path))
+    assert known("ours --to /t") == ("own", "generator", ["/t"], None)
+    assert known("ours --to /t", {"OURS": "/o"})[2] == ["/o"]
+    assert known("ours")[2] == ["/w/x"]
+    assert known("hf download org/m")[0] == "hf-download"

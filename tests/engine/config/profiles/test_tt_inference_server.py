@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from tests.generators.derive_tt import DATA, documented_commands
 
-from prefect_cachewatch.config.profiles import TTInferenceServer, make_profile, recognize_profile
-from prefect_cachewatch.config.profiles import tt_inference_server as profile
+from prefect_cachewatch.config.profiles import ProfileSettings, find_profile, known, make_profile, recognize_profile
 from prefect_cachewatch.config.profiles.tt_specifications import _entries, read_specification
 from prefect_cachewatch.errors import InputError
 
@@ -26,6 +25,8 @@ def read_once(monkeypatch):
     """The file is read here and not in a process of its own for each of hundreds of entries."""
     data = json.loads(SPECS.read_text())
     monkeypatch.setattr("prefect_cachewatch.config.profiles.tt_specifications._load", lambda path, shown: data)
+    definition = find_profile("tt-inference-server")
+    monkeypatch.setattr(known, "find_profile", lambda name: definition)
 
 
 @pytest.fixture
@@ -34,8 +35,12 @@ def checkout(tmp_path) -> Path:
     return tmp_path
 
 
-def llama(**values: object) -> TTInferenceServer:
-    return make_profile("tt-inference-server", {"model": "Llama-3.1-8B-Instruct", "device": "n300", **values})
+def server(**values: object) -> ProfileSettings:
+    return make_profile("tt-inference-server", values).settings
+
+
+def llama(**values: object) -> ProfileSettings:
+    return server(**{"model": "Llama-3.1-8B-Instruct", "device": "n300", **values})
 
 
 @pytest.mark.usefixtures("read_once")
@@ -43,10 +48,9 @@ def test_every_server_of_the_vllm_engine_writes_where_upstreams_code_says():
     assert len(EXPECTED["places"]) == 128
     for place in EXPECTED["places"]:
         asked = {name: place[name] for name in ("model", "device", "impl")}
-        found = TTInferenceServer(**asked, specs=SPECS, host_volume="/mnt/tt")
-        settings = found.resolve()
+        settings = server(**asked, specs=SPECS, host_volume="/mnt/tt")
         root, tensors = Path(place["root"]), Path(place["root"], place["tensors"])
-        assert (found.root, settings.cache_dirs[0], settings.cache_dirs[2]) == (root, tensors, root / place["weights"])
+        assert (settings.cache_dirs[0], settings.cache_dirs[2]) == (tensors, root / place["weights"])
         assert settings.env == {
             "MESH_DEVICE": place["mesh_device"],
             "TT_CACHE_PATH": str(tensors),
@@ -54,11 +58,10 @@ def test_every_server_of_the_vllm_engine_writes_where_upstreams_code_says():
             "CACHE_ROOT": str(root),
         }
         assert settings.stall["max_duration_s"] == place["timeout_s"]
-        alone = TTInferenceServer(**asked, checkout="/repo")
-        assert alone.root == Path("/repo", place["persistent"])
-        docker = TTInferenceServer(**asked, specs=SPECS, docker_volume="auto")
-        assert docker.root == Path("/var/lib/docker/volumes", place["docker_volume"], "_data")
-        assert docker.tensor_cache == docker.root / place["tensors"]
+        assert server(**asked, checkout="/repo").env["CACHE_ROOT"] == str(Path("/repo", place["persistent"]))
+        docker = server(**asked, specs=SPECS, docker_volume="auto")
+        volume = Path("/var/lib/docker/volumes", place["docker_volume"], "_data")
+        assert docker.cache_dirs[0] == volume / place["tensors"]
 
 
 @pytest.mark.usefixtures("read_once")
@@ -76,9 +79,9 @@ def test_an_entry_is_chosen_as_run_py_chooses_it_and_another_engine_is_refused()
 
 
 def test_windows_and_markers_are_upstreams():
-    settings = llama(tt_cache_path="/c").resolve()
+    settings = llama(tt_cache_path="/c")
     assert settings.stall["stall_after_s"] == EXPECTED["no_change_s"]
-    assert EXPECTED["markers"] == [profile.STARTED_MARKER, profile.COMPLETED_MARKER]
+    assert EXPECTED["markers"] == [str(settings.markers.started), str(settings.markers.completed)]
 
 
 def test_run_py_takes_every_command_of_the_pages():
@@ -89,10 +92,11 @@ def test_run_py_takes_every_command_of_the_pages():
 
 def test_a_checkout_is_read_and_what_is_said_goes_before_it(checkout):
     root = checkout / "persistent_volume" / "volume_id_tt_transformers-Llama-3.1-8B-Instruct-v0.9.0"
-    assert llama(checkout=checkout).root == root
-    assert llama(checkout=checkout, version="1.2").root == root.with_name(f"{root.name.partition('-v')[0]}-v1.2")
-    assert llama(checkout=checkout, weights=False).resolve().cache_dirs[2:] == ()
-    assert llama(checkout=checkout, tt_cache_path="/c").resolve().stall["max_duration_s"] == 3600
+    assert llama(checkout=checkout).env["CACHE_ROOT"] == str(root)
+    other = f"{root.name.partition('-v')[0]}-v1.2"
+    assert llama(checkout=checkout, version="1.2").env["CACHE_ROOT"] == str(root.with_name(other))
+    assert llama(checkout=checkout, weights=False).cache_dirs[2:] == ()
+    assert llama(checkout=checkout, tt_cache_path="/c").stall["max_duration_s"] == 3600
 
 
 def test_run_py_is_known_by_its_checkout_and_watched_where_it_writes(checkout):
@@ -162,5 +166,5 @@ def test_values_that_no_server_has_are_refused_in_one_sentence(tmp_path, field, 
     path = tmp_path / "specs.json"
     path.write_text(json.dumps(data))
     with pytest.raises(InputError) as caught:
-        llama(specs=path, host_volume="/mnt/tt").resolve()
+        llama(specs=path, host_volume="/mnt/tt")
     assert wrong in caught.value.message and caught.value.message.isprintable()

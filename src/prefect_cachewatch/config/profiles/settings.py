@@ -1,0 +1,79 @@
+"""The job settings of a profile with its parameters filled in. Settings that a job makes itself override them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, DEFAULT_IGNORE, CacheJob, MarkerFiles, StallPolicy
+from prefect_cachewatch.config.ready import ReadyWhen
+
+
+@dataclass(frozen=True)
+class ProfileSettings:
+    """The job settings of a profile.
+
+    Attributes:
+        name: for a job without a name.
+        cache_dirs: absolute directories that must grow, the one of the markers first.
+        env: environment that makes the generator write there.
+        ignore: globs of files that never count.
+        stall: fields of a `StallPolicy` that fit this generator; the others stay at their defaults.
+        command: the generator's argv, if the profile knows it.
+        ready: when the job is done, if that is not its exit.
+        markers: files to write for other programs.
+        progress_log: patterns of the lines of progress that the generator prints.
+        hints: what the profile cannot do for the user, a sentence each.
+        key: what the cache depends on, as the parameters say.
+    """
+
+    name: str
+    cache_dirs: tuple[Path, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    ignore: tuple[str, ...] = DEFAULT_IGNORE
+    stall: Mapping[str, Any] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    ready: ReadyWhen | None = None
+    markers: MarkerFiles | None = None
+    progress_log: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+    key: Mapping[str, str] = field(default_factory=dict)
+
+    def replaceable(self) -> dict[str, Any]:
+        """Return the fields of a job that it sets as a whole, and that the job's own replace as a whole."""
+        fields = {
+            "ignore": list(self.ignore),
+            "ready": self.ready,
+            "markers": self.markers,
+            "progress_log": list(self.progress_log),
+        }
+        return {name: value for name, value in fields.items() if value}
+
+    def under_job(self, job: CacheJob) -> CacheJob:
+        """Complete a job; its own settings stay.
+
+        Args:
+            job: with a name and a command.
+
+        Returns:
+            The job with directories, environment, ignore globs, readiness and markers.
+        """
+        own = job.model_fields_set
+        update: dict[str, Any] = {"env": {**self.env, **job.env}}
+        if "cache_dirs" not in own or job.cache_dirs == [Path(CACHE_DIR_PLACEHOLDER)]:
+            update["cache_dirs"] = list(self.cache_dirs)
+        update |= {name: value for name, value in self.replaceable().items() if name not in own}
+        return job.model_copy(update=update)
+
+    def under_stall(self, stall: StallPolicy) -> StallPolicy:
+        """Complete a stall policy; its own settings stay.
+
+        Example:
+            >>> settings = ProfileSettings("x", (Path("/c"),), stall={"stall_after_s": 120, "poll_s": 5})
+            >>> found = settings.under_stall(StallPolicy(poll_s=1))
+            >>> found.stall_after_s, found.poll_s
+            (120, 1.0)
+        """
+        return stall.model_copy(update={k: v for k, v in self.stall.items() if k not in stall.model_fields_set})
