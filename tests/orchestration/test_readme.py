@@ -90,6 +90,7 @@ def test_the_readmes_python_runs(number: int, checkout: Path, tmp_path: Path, se
     )
     assert done.returncode == 0, done.stderr
     assert "Completed" in done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
     assert len(list((tmp_path / "caches").rglob("layers.*"))) >= 3
 
 

@@ -48,7 +48,7 @@ def test_check_says_what_would_run_and_makes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "options", "said"),
     [
-        ({"comand": []}, [], "jobs.yaml, line 10: jobs[0].comand is not known: did you mean command?"),
+        ({"comand": []}, [], "jobs.yaml: jobs[0].comand is not known: did you mean command?"),
         ({"command": ["no-such-generator"]}, [], "job 'a': command 'no-such-generator' not found in PATH: check its name, or give its full path"),
         ({}, ["--deployment", "nightly"], "the deployment 'nightly' is not flow/name: write it like generate-cache/fleet-member"),
         ({}, ["--max-parallel", "0"], "Invalid value for '--max-parallel': 0 is not in the range"),

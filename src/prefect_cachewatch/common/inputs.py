@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import reprlib
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -14,7 +14,6 @@ from prefect_cachewatch.common.files import INPUT_MAX_BYTES
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
-Location = tuple[str | int, ...]
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -58,9 +57,7 @@ def parse_toml(raw: bytes, file: str) -> dict[str, Any]:
         raise InputError(f"{file} is not TOML: {for_terminal(str(error), 200)}") from None
 
 
-def validate(
-    model: type[_Model], data: Any, file: str, field: str, line_of: Callable[[Location], int | None] | None = None
-) -> _Model:
+def validate(model: type[_Model], data: Any, file: str, field: str) -> _Model:
     """Build a model from data; an error message names the first thing that is wrong.
 
     Args:
@@ -68,7 +65,6 @@ def validate(
         data: as it was read.
         file: the file's name for the sentence.
         field: where in the file, "" at its top.
-        line_of: returns the line of the file in which a part of the data stands.
 
     Returns:
         The model.
@@ -83,9 +79,7 @@ def validate(
             raise InputError(f"{file}: {field or 'it'} refers to itself: write it out") from None
         # Report an unknown key first: a missing field is then only a consequence of the typing error.
         problems = sorted(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
-        line = line_of(problems[0]["loc"]) if line_of else None
-        where = file if line is None else f"{file}, line {line}"
-        raise InputError(_sentence(model, problems[0], len(problems), where, field)) from None
+        raise InputError(_sentence(model, problems[0], len(problems), file, field)) from None
 
 
 def _sentence(model: type[BaseModel], problem: Any, count: int, file: str, field: str) -> str:
@@ -104,6 +98,8 @@ def _sentence(model: type[BaseModel], problem: Any, count: int, file: str, field
         return f"{file}: {name}: {for_terminal(message, 400)}{more}"
     # A few lines of YAML with aliases can stand for gigabytes, so the value is never written out whole.
     shown = for_terminal(reprlib.repr(problem.get("input")), 60)
+    if problem["type"] == "dict_type":
+        message = "it is a mapping: write `name: value` lines below it"
     if problem["type"] == "model_type" and (fields := _fields(model, (*problem["loc"], ""))):
         message = f"it is a mapping: write `name: value` lines below it, of {', '.join(fields)}"
     return f"{file}: {name} = {shown}: {for_terminal(message, 300)}{more}"

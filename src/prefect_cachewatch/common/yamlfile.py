@@ -1,4 +1,4 @@
-"""Reads YAML input safely: refuses duplicate keys and knows the line of each part.
+"""Reads YAML input safely: refuses duplicate keys and what grows too large.
 
 The caller interprets the keys.
 """
@@ -6,8 +6,7 @@ The caller interprets the keys.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -25,56 +24,14 @@ _LONG = 100  # characters
 _NUMBERS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))
 
 
-@dataclass(frozen=True)
-class YamlFile:
-    """One YAML document: its data, its file name made harmless, and its nodes with their lines."""
-
-    shown: str
-    data: Any
-    root: yaml.Node | None
-
-    def line_of(self, loc: Sequence[str | int]) -> int | None:
-        """Return the line of a part; for a missing part, the line of the nearest part that would hold it.
-
-        Args:
-            loc: keys and indices from the top, as in `("jobs", 3, "command")`. A name that is in no mapping is skipped:
-                pydantic adds one for the kind of a value.
-
-        Returns:
-            The line, counted from 1; None for an empty file.
-        """
-        return self._walk(loc)[0]
-
-    def has(self, loc: Sequence[str | int]) -> bool:
-        """Say whether a part was written in the file."""
-        return self._walk(loc)[1]
-
-    def _walk(self, loc: Sequence[str | int]) -> tuple[int | None, bool]:
-        """Return the line of the last part that exists, and whether that is the last part of the location."""
-        node, there = self.root, True
-        line = node.start_mark.line + 1 if node is not None else None
-        for part in loc:
-            if isinstance(node, yaml.MappingNode):
-                found = next((pair for pair in node.value if getattr(pair[0], "value", None) == part), None)
-                there = found is not None
-                if found is not None:
-                    line, node = found[0].start_mark.line + 1, found[1]
-            elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and 0 <= part < len(node.value):
-                node, there = node.value[part], True
-                line = node.start_mark.line + 1
-            else:
-                return line, False
-        return line, there
-
-
-def open_yaml(path: Path) -> YamlFile:
-    """Read one YAML document and keep the position of each part.
+def read_yaml(path: Path) -> Any:
+    """Read one YAML document.
 
     Args:
         path: the file, at most 4 MiB.
 
     Returns:
-        The document.
+        Its data.
 
     Raises:
         InputError: it cannot be read, has a duplicate key, or expands to more values than is plausible; the message
@@ -91,8 +48,7 @@ def open_yaml(path: Path) -> YamlFile:
     try:
         loader = _Loader(raw)
         try:
-            root = loader.get_single_node()
-            data = loader.construct_document(root) if root is not None else None
+            return loader.get_single_data()
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
@@ -105,22 +61,6 @@ def open_yaml(path: Path) -> YamlFile:
         ) from None
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         raise InputError(f"{shown} is not YAML ({type(error).__name__}): check the file") from None
-    return YamlFile(shown, data, root)
-
-
-def read_yaml(path: Path) -> Any:
-    """Read one YAML document; refuse a duplicate key.
-
-    Args:
-        path: the file, at most 4 MiB.
-
-    Returns:
-        Its data.
-
-    Raises:
-        InputError: it cannot be read; the message says where and why.
-    """
-    return open_yaml(path).data
 
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

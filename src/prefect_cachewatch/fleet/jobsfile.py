@@ -1,4 +1,4 @@
-"""Reads a jobs file: a fleet as YAML. Each error is one sentence with the file, the line and the nearest name."""
+"""Reads a jobs file: a fleet as YAML. Each error is one sentence with the file, the field and the nearest name."""
 
 from __future__ import annotations
 
@@ -6,23 +6,34 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from prefect_cachewatch.common.inputs import nearest, validate
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.yamlfile import YamlFile, open_yaml
-from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER
+from prefect_cachewatch.common.yamlfile import read_yaml
+from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, InputModel
 from prefect_cachewatch.config.profiles import expand_profile
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.fleet.jobs import MODELS, FleetJob, FleetPlan, FleetPolicy, check_deployment_name
 from prefect_cachewatch.run.delivery import check_delivery
 
-_TOP = ("version", "name", "policy", "defaults", "jobs")
 # Fields of one job alone: as a default they would cause an error at the second job.
 _NO_DEFAULT = ("name", "cache_dirs")
 _MERGED = ("env", "env_secrets", "profile", *MODELS)
 # Keys of a job beside its fields: a known generator, from which some of the fields follow.
 _JOB_KEYS = (*FleetJob.model_fields, "profile")
+
+
+class _JobsFile(InputModel):
+    version: Literal[1] = Field(description="Version of this format: 1.")
+    name: str | None = Field(default=None, min_length=1, max_length=100)
+    policy: FleetPolicy = FleetPolicy()
+    defaults: dict[str, Any] = Field(default_factory=dict)
+    jobs: list[dict[str, Any]] = Field(
+        min_length=1, max_length=10_000, description="write each job as `- name: ...` below it"
+    )
 
 
 def expand_job(defaults: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,28 +86,27 @@ def read_jobs_file(
         The fleet, checked as far as possible without looking at the machine.
 
     Raises:
-        InputError: it cannot be read or understood; the sentence names file and line.
+        InputError: it cannot be read or understood; the sentence names file and field.
     """
-    file = open_yaml(path)
-    data = _mapping(file, file.data, (), "the file")
-    _refuse_unknown(file, data, _TOP, ())
-    _check_version(file, data)
-    defaults = _mapping(file, data.get("defaults") or {}, ("defaults",), "defaults")
-    _refuse_unknown(file, defaults, [key for key in _JOB_KEYS if key not in _NO_DEFAULT], ("defaults",))
-    if deployment is not None:
-        defaults = {"deployment": _deployment(deployment)} | defaults
-    entries = data.get("jobs")
-    if not isinstance(entries, list) or not entries:
-        raise InputError(f"{_where(file, ('jobs',))}: jobs is not a list of jobs: write each as `- name: ...` below it")
-    top = {key: value for key, value in data.items() if key not in ("defaults", "jobs") and value is not None}
-    stands_for_jobs = FleetJob(name="-", command=["-"])  # while the rest of the file is checked
-    plan = validate(FleetPlan, {"name": _stem(path), **top, "jobs": [stands_for_jobs]}, file.shown, "", file.line_of)
-    jobs = [_job(file, defaults, entry, index) for index, entry in enumerate(entries)]
+    shown, data = for_terminal(str(path)), read_yaml(path)
+    if not isinstance(data, dict):
+        raise InputError(f"{shown} is not a mapping of names to values: write `name: value` lines")
+    if "version" not in data:
+        raise InputError(f"{shown}: version is missing: write version: 1 at its top")
+    file = validate(_JobsFile, {key: value for key, value in data.items() if value is not None}, shown, "")
+    for key in file.defaults:
+        if key in _NO_DEFAULT:
+            raise InputError(f"{shown}: defaults.{key} cannot be a default: each job needs its own")
+        if key not in _JOB_KEYS:
+            raise InputError(
+                f"{shown}: defaults.{for_terminal(str(key), 120)} is not known{nearest(str(key), _JOB_KEYS)}"
+            )
+    given_to = {} if deployment is None else {"deployment": _deployment(deployment)}
+    jobs = [_job(shown, given_to | file.defaults, entry, index) for index, entry in enumerate(file.jobs)]
     if (wrong := _check_jobs(jobs)) is not None:
-        index, field, sentence = wrong
-        raise InputError(f"{file.shown}, line {_line(file, index, field)}: jobs[{index}]: {sentence}")
-    merged = _merged_policy(plan.policy, policy)
-    return FleetPlan(version=1, name=name or plan.name, policy=merged, jobs=jobs)
+        raise InputError(f"{shown}: {wrong}")
+    merged = _merged_policy(file.policy, policy)
+    return FleetPlan(version=1, name=name or file.name or _stem(path), policy=merged, jobs=jobs)
 
 
 def plan_of_jobs(
@@ -125,7 +135,7 @@ def plan_of_jobs(
     given_to = {} if deployment is None else {"deployment": _deployment(deployment)}
     found = [job if job.deployment else job.model_copy(update=given_to) for job in jobs]
     if (wrong := _check_jobs(found)) is not None:
-        raise InputError(f"jobs[{wrong[0]}]: {wrong[2]}")
+        raise InputError(wrong)
     given = {} if name is None else {"name": name}
     return validate(
         FleetPlan, {"version": 1, "policy": policy or FleetPolicy(), "jobs": found, **given}, "the fleet", ""
@@ -139,26 +149,12 @@ def _deployment(name: str) -> str:
         raise InputError(f"the deployment {for_terminal(str(error), 200)}") from None
 
 
-def _job(file: YamlFile, defaults: Mapping[str, Any], entry: Any, index: int) -> FleetJob:
-    written = _mapping(file, entry, ("jobs", index), f"jobs[{index}]")
-    _refuse_unknown(file, written, _JOB_KEYS, ("jobs", index))
+def _job(file: str, defaults: Mapping[str, Any], entry: Mapping[str, Any], index: int) -> FleetJob:
     try:
-        fields = expand_job(defaults, written)
+        fields = expand_job(defaults, entry)
     except InputError as error:
-        raise InputError(
-            f"{file.shown}, line {_line(file, index, ('profile',))}: jobs[{index}]: {error.message}"
-        ) from None
-    return validate(FleetJob, fields, file.shown, f"jobs[{index}]", lambda loc: _line(file, index, loc))
-
-
-def _line(file: YamlFile, index: int, loc: Sequence[str | int]) -> int | None:
-    """The line of a job's field: in its entry, else in the defaults, else the first line of the entry."""
-    # Longest first: retry.backoff_s may be in the defaults while the entry has a retry of its own.
-    for length in range(len(loc), 0, -1):
-        for base in (("jobs", index), ("defaults",)):
-            if file.has((*base, *loc[:length])):
-                return file.line_of((*base, *loc[:length]))
-    return file.line_of(("jobs", index))
+        raise InputError(f"{file}: jobs[{index}]: {error.message}") from None
+    return validate(FleetJob, fields, file, f"jobs[{index}]")
 
 
 def _merged_policy(written: FleetPolicy, given: Mapping[str, Any]) -> FleetPolicy:
@@ -170,127 +166,85 @@ def _merged_policy(written: FleetPolicy, given: Mapping[str, Any]) -> FleetPolic
     return validate(FleetPolicy, both, "the fleet", "policy")
 
 
-def _check_version(file: YamlFile, data: Mapping[str, Any]) -> None:
-    version = data.get("version")
-    if version is None:
-        raise InputError(f"{file.shown}: version is missing: write version: 1 at its top")
-    if version != 1 or isinstance(version, bool):
-        shown = for_terminal(str(version), 20)
-        raise InputError(f"{_where(file, ('version',))}: version {shown} is not known: this cachewatch reads version 1")
-
-
-def _mapping(file: YamlFile, data: Any, loc: Sequence[str | int], what: str) -> dict[str, Any]:
-    if not isinstance(data, dict):
-        raise InputError(f"{_where(file, loc)}: {what} is not a mapping of names to values: write `name: value` lines")
-    return data
-
-
-def _refuse_unknown(file: YamlFile, data: Mapping[Any, Any], known: Sequence[str], loc: Sequence[str | int]) -> None:
-    for key in data:
-        if key in known:
-            continue
-        prefix = "".join(f"[{part}]" if isinstance(part, int) else str(part) for part in loc)
-        name = f"{prefix}.{key}" if prefix else str(key)
-        if loc == ("defaults",) and key in _NO_DEFAULT:
-            raise InputError(f"{_where(file, (*loc, key))}: {name} cannot be a default: each job needs its own")
-        raise InputError(
-            f"{_where(file, (*loc, key))}: {for_terminal(name, 120)} is not known{nearest(str(key), known)}"
-        )
-
-
-def _where(file: YamlFile, loc: Sequence[str | int]) -> str:
-    line = file.line_of(loc)
-    return file.shown if line is None else f"{file.shown}, line {line}"
-
-
 def _stem(path: Path) -> str:
     return for_terminal(path.name.removesuffix(".yaml").removesuffix(".yml"), 100) or "fleet"
 
 
-def _check_jobs(jobs: Sequence[FleetJob]) -> tuple[int, tuple[str, ...], str] | None:
+def _check_jobs(jobs: Sequence[FleetJob]) -> str | None:
     """Find the first error in the jobs as a whole.
 
     Args:
         jobs: the jobs as written.
 
     Returns:
-        The job's index, the field, and the sentence; None if there is no error.
+        The sentence; None if there is no error.
 
     Example:
-        >>> jobs = [FleetJob(name="a", command=["x"], cache_dirs=["/c"])] * 2
-        >>> _check_jobs(jobs)
-        (1, ('name',), "the name 'a' is taken by jobs[0]: give each job a name of its own")
+        >>> _check_jobs([FleetJob(name="a", command=["x"], cache_dirs=["/c"])] * 2)
+        "jobs[1]: the name 'a' is taken by jobs[0]: give each job a name of its own"
     """
     names: dict[str, int] = {}
     for index, job in enumerate(jobs):
         if (other := names.setdefault(job.name, index)) != index:
             return (
-                index,
-                ("name",),
-                f"the name {_shown(job.name)} is taken by jobs[{other}]: give each job a name of its own",
+                f"jobs[{index}]: the name {_shown(job.name)} is taken by jobs[{other}]: give each job a name of its own"
             )
         if (found := _alone(job)) is not None:
-            return index, *found
-    if (shared := _shared_directory(jobs)) is not None:
-        return shared
-    return _mixed(jobs)
+            return f"jobs[{index}]: {found}"
+    return _shared_directory(jobs) or _mixed(jobs)
 
 
-def _alone(job: FleetJob) -> tuple[tuple[str, ...], str] | None:
+def _alone(job: FleetJob) -> str | None:
     if job.publish is None:
         if any(CACHE_DIR_PLACEHOLDER in str(path) for path in job.cache_dirs):
-            return ("cache_dirs",), "it names no cache_dirs: name the directory that must grow, or publish into a store"
+            return "it names no cache_dirs: name the directory that must grow, or publish into a store"
     else:
         try:
             check_delivery(job.cache_job, job.publish)
         except InputError as error:
-            return ("publish",), error.message
+            return error.message
     if job.work_queue is not None and job.deployment is None:
-        return ("work_queue",), "work_queue needs a deployment: a job in the fleet's own host waits in no queue"
+        return "work_queue needs a deployment: a job in the fleet's own host waits in no queue"
     return None
 
 
-def _shared_directory(jobs: Sequence[FleetJob]) -> tuple[int, tuple[str, ...], str] | None:
+def _shared_directory(jobs: Sequence[FleetJob]) -> str | None:
     """Two jobs that write below one directory of one storage would count each other's growth as their own."""
-    taken: dict[tuple[str | None, str], int] = {}
-    parents: dict[tuple[str | None, str], tuple[int, str]] = {}
-    for index, job in enumerate(jobs):
-        for directory in job.directories:
-            path = os.path.normpath(directory)
-            key = (job.storage_name, path)
-            above = next(
-                ((taken[job.storage_name, str(up)], str(up)) for up in (PurePath(path), *PurePath(path).parents)
-                 if taken.get((job.storage_name, str(up)), index) != index), None,
-            )  # fmt: skip
-            below = parents.get(key)
-            other = above or (below if below is not None and below[0] != index else None)
-            if other is not None:
-                what = (
-                    "is the cache directory"
-                    if other[1] == path
-                    else f"and {_shown(other[1])} lie in each other; the other is one"
-                )
-                return (
-                    index, ("cache_dirs",),
-                    f"{_shown(path)} {what} of jobs[{other[0]}], {_shown(jobs[other[0]].name)}: "
-                    "give each job a directory of its own",
-                )  # fmt: skip
-            taken.setdefault(key, index)
-            for up in PurePath(path).parents:
-                parents.setdefault((job.storage_name, str(up)), (index, path))
+    # Sorted by its parts, a directory comes right before those below it.
+    taken = sorted(
+        (job.storage_name or "", PurePath(os.path.normpath(path)).parts, index)
+        for index, job in enumerate(jobs)
+        for path in job.directories
+    )
+    above: list[tuple[str, tuple[str, ...], int]] = []
+    for storage, parts, index in taken:
+        while above and not (above[-1][0] == storage and parts[: len(above[-1][1])] == above[-1][1]):
+            above.pop()
+        if (found := next((each for each in above if each[2] != index), None)) is not None:
+            first, second = sorted([(found[2], found[1]), (index, parts)])
+            paths = [_shown(str(PurePath(*each[1]))) for each in (second, first)]
+            what = (
+                "is the cache directory"
+                if paths[0] == paths[1]
+                else f"and {paths[1]} lie in each other; the other is one"
+            )
+            return (
+                f"jobs[{second[0]}]: {paths[0]} {what} of jobs[{first[0]}], {_shown(jobs[first[0]].name)}: "
+                "give each job a directory of its own"
+            )
+        above.append((storage, parts, index))
     return None
 
 
-def _mixed(jobs: Sequence[FleetJob]) -> tuple[int, tuple[str, ...], str] | None:
+def _mixed(jobs: Sequence[FleetJob]) -> str | None:
     named = next((job for job in jobs if job.deployment is not None), None)
-    if named is None:
+    index = next((index for index, job in enumerate(jobs) if job.deployment is None), None)
+    if named is None or index is None:
         return None
-    for index, job in enumerate(jobs):
-        if job.deployment is None:
-            return index, ("deployment",), (
-                f"it names no deployment, and {_shown(named.name)} does: a fleet runs over workers or in its own host, not both"
-            )  # fmt: skip
-    return None
+    return (
+        f"jobs[{index}]: it names no deployment, and {_shown(named.name)} does: a fleet runs over workers or in its own host, "
+        "not both"
+    )
 
 
 def _shown(name: str) -> str:

@@ -155,7 +155,7 @@ class Definition(InputModel):
         ready = TypeAdapter[ReadyWhen](ReadyWhen).validate_python(_mapping(self.ready, values)) if self.ready else None
         # The job checks what the file says; directories may be missing where a command line does not tell them.
         job = CacheJob(
-            name=name, command=command or ["-"], cache_dirs=dirs or ["/"], env=_mapping(self.env, values),
+            name=name, command=command or ["-"], cache_dirs=[Path(path) for path in dirs or ["/"]], env=_mapping(self.env, values),
             ignore=[*DEFAULT_IGNORE, *self.ignore], progress_log=self.progress_log, markers=self.markers,
         )  # fmt: skip
         policy = StallPolicy.model_validate(stall)
