@@ -49,7 +49,7 @@ class Parameter(InputModel):
             "port": Annotated[int, Field(ge=1, le=65535)],
             "flag": bool,
         }
-        kind = Annotated[str, AfterValidator(self._choose)] if self.choices else kinds[self.type]
+        kind: Any = Annotated[str, AfterValidator(self._choose)] if self.choices else kinds[self.type]
         told = f"{self.description}: {', '.join(self.choices)}." if self.choices else self.description
         if self.required:
             return kind, Field(description=told)
