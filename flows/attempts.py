@@ -27,7 +27,7 @@ from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.flows.telling import ContextValue, note_report, note_work
-from prefect_cachewatch.metrics.exporter import MetricsExporter
+from prefect_cachewatch.metrics.run import RunMetrics
 from prefect_cachewatch.postmortem.report import Report, write_report_within
 from prefect_cachewatch.run.delivery import PublishSession
 from prefect_cachewatch.run.learning import RunHistory
@@ -81,7 +81,7 @@ class Inputs:
     place: Runtime
     delivery: PublishSession | None = None
     trace: Path | None = None
-    metrics: MetricsExporter | None = None
+    metrics: RunMetrics | None = None
     files: Files = field(default_factory=InPlace)
     history: RunHistory | None = None
 
@@ -112,7 +112,7 @@ def prepare(
     outputs: Outputs,
     logger: AnyLogger,
     delivery: PublishSession | None,
-    metrics: MetricsExporter | None,
+    metrics: RunMetrics | None,
     *,
     files: Files,
     stack: contextlib.ExitStack,

@@ -14,7 +14,7 @@ from prefect.client.schemas.objects import State
 
 from prefect_cachewatch.capacity.history import RunRecord
 from prefect_cachewatch.config import Storage
-from prefect_cachewatch.metrics.exporter import MetricsExporter
+from prefect_cachewatch.metrics.run import RunMetrics
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.tasks.prefect_api.fleet_runs import is_fleet_job
@@ -40,7 +40,7 @@ class StorageSlots:
         self.outcomes: list[Outcome] = []
         self.report: Report | None = None
         self.waited_s = 0.0
-        self.metrics: MetricsExporter | None = None
+        self.metrics: RunMetrics | None = None
         self._started_s = time.time()
 
     def check(self) -> None:

@@ -17,10 +17,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from prefect_cachewatch.metrics.destination import HttpAddress
-from prefect_cachewatch.metrics.exporter import open_metrics
-from prefect_cachewatch.metrics.outlets import Endpoint
-from prefect_cachewatch.metrics.run import RunMetrics
+from prefect_cachewatch.metrics.outlets import open_metrics
+from prefect_cachewatch.metrics.settings import Metrics
 from support import (
     PATIENCE_S,
     assert_none_left,
@@ -34,7 +32,6 @@ from support import (
     tagged,
 )
 
-ANY = HttpAddress("127.0.0.1", 0)
 GROWS_THEN_WAITS = """
     import os, sys, time
     for n in range(3):
@@ -88,7 +85,7 @@ def url_of(process: subprocess.Popen[str]) -> str:
 
 
 def test_clients_that_say_nothing_keep_nobody_else_waiting():
-    endpoint = Endpoint(ANY, RunMetrics("llama"))
+    endpoint = open_metrics(Metrics(to=":0"), "llama")
     silent = []
     try:
         host, port = endpoint.where.split("/")[2].split(":")
@@ -104,10 +101,10 @@ def test_clients_that_say_nothing_keep_nobody_else_waiting():
 
 
 def test_a_damaged_file_is_begun_anew_and_said(tmp_path):
-    with open_metrics(f"file:{tmp_path}", "llama") as exporter:
+    with open_metrics(Metrics(to=f"file:{tmp_path}"), "llama") as exporter:
         pass
     Path(exporter.where).write_bytes(b"\xff\x00cachewatch_runs_total{")
-    with open_metrics(f"file:{tmp_path}", "llama") as exporter:
+    with open_metrics(Metrics(to=f"file:{tmp_path}"), "llama") as exporter:
         exporter.run_ended("completed")
     assert exporter.problem is not None
     assert exporter.problem.startswith(f"earlier counts in {exporter.where} could not be read")
@@ -118,7 +115,7 @@ def test_a_directory_that_does_not_answer_holds_nobody(tmp_path, monkeypatch):
     answers = threading.Event()
     monkeypatch.setattr("prefect_cachewatch.metrics.outlets._replace", lambda path, text: answers.wait(PATIENCE_S))
     monkeypatch.setattr("prefect_cachewatch.metrics.outlets._CLOSE_S", 0.2)
-    with open_metrics(f"file:{tmp_path}", "llama") as exporter:
+    with open_metrics(Metrics(to=f"file:{tmp_path}"), "llama") as exporter:
         exporter.attempt_began(1, None)
     assert exporter.problem == f"the metrics file {exporter.where} is out of date: its directory does not answer"
     answers.set()

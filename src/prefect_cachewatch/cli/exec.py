@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from prefect_cachewatch.config import CacheJob, Outputs, StallPolicy, StopPolicy
-    from prefect_cachewatch.metrics.exporter import MetricsExporter
+    from prefect_cachewatch.metrics.run import RunMetrics
     from prefect_cachewatch.metrics.settings import Metrics
     from prefect_cachewatch.postmortem.report import Report
     from prefect_cachewatch.watching.attempt import Outcome
@@ -74,7 +74,7 @@ def run_exec(settings: ExecSettings, *, last: bool = False) -> int:
         CachewatchError: it cannot be run.
     """
     if settings.metrics is not None:  # the helper process must hold what it may be asked to call
-        importlib.import_module("prefect_cachewatch.metrics.exporter")
+        importlib.import_module("prefect_cachewatch.metrics.outlets")
     with contextlib.closing(Aside.fork()) as files:  # before any thread is started
         return _run_with(settings, files, last=last)
 
@@ -107,7 +107,7 @@ def _watch_command(
     place: Runtime,
     env: dict[str, str],
     trace: Path | None,
-    metrics: MetricsExporter | None,
+    metrics: RunMetrics | None,
     relay: SignalRelay,
     watches: list[Watch],
 ) -> int:
@@ -157,23 +157,23 @@ def _watch_command(
     return report.exit_status(relay.received[0] if relay.received else None)
 
 
-def _open_metrics(settings: ExecSettings, files: Files) -> AbstractContextManager[MetricsExporter | None]:
+def _open_metrics(settings: ExecSettings, files: Files) -> AbstractContextManager[RunMetrics | None]:
     if settings.metrics is None:
         return contextlib.nullcontext()
-    from prefect_cachewatch.metrics.exporter import open_metrics  # noqa: PLC0415 - most runs have none
+    from prefect_cachewatch.metrics.outlets import open_metrics  # noqa: PLC0415 - most runs have none
 
-    exporter = open_metrics(settings.metrics.to, settings.job.name, settings.job.cache_dirs, files)
+    metrics = open_metrics(settings.metrics, settings.job.name, settings.job.cache_dirs, files)
     if not settings.quiet:
-        say(f"metrics: {for_terminal(exporter.where, 4096)}", flush=True)
-    return exporter
+        say(f"metrics: {for_terminal(metrics.where, 4096)}", flush=True)
+    return metrics
 
 
-def _finish_metrics(exporter: MetricsExporter, outcome: str) -> None:
+def _finish_metrics(metrics: RunMetrics, outcome: str) -> None:
     """Take in the run's end, close the metrics, and print what went wrong with them."""
-    exporter.run_ended(outcome)
-    exporter.close()
-    if exporter.problem is not None:
-        say(exporter.problem, flush=True)
+    metrics.run_ended(outcome)
+    metrics.close()
+    if metrics.problem is not None:
+        say(metrics.problem, flush=True)
 
 
 def _clients(watches: list[Watch]) -> list[HelperClient]:

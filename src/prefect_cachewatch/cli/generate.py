@@ -44,7 +44,7 @@ from prefect_cachewatch.config import (
     Storage,
 )
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.metrics.exporter import check_destination
+from prefect_cachewatch.metrics.outlets import check_destination
 from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.run.delivery import PublishSession
@@ -124,7 +124,7 @@ def _generate(
     place = place_job(job, dict(os.environ) | job.env, files)
     check_outputs_ahead(files, job, outputs, published=publish.ignore if publish is not None else None)
     if metrics is not None:
-        check_destination(metrics.to, job.cache_dirs, files)
+        check_destination(metrics, job.cache_dirs, files)
     if options["storage"] == "":
         raise InputError("--storage is empty: name the storage, as its concurrency limit is named")
     storage = build_model(Storage, name=options["storage"]) if options["storage"] else None

@@ -28,7 +28,8 @@ def _parse_window(text: str) -> Any:
     return text if text == _LEARNED or text.startswith(_MOST) else parse_duration(text)
 
 
-_WINDOW = Quantity("duration", _parse_window, f"{DURATION_PATTERN}|^{_LEARNED}$|^{_LEARNED}:.+$")
+#: The window as the command takes it. A form has the field `learned` beside it instead.
+WINDOW = Quantity("duration", _parse_window, f"{DURATION_PATTERN}|^{_LEARNED}$|^{_LEARNED}:.+$")
 
 
 def split_learned(written: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,12 +62,11 @@ class StallPolicy(InputModel):
         "attribute_cache_s",
     )
 
-    stall_after_s: Annotated[float, _WINDOW] = Field(
+    stall_after_s: Duration = Field(
         default=300,
         ge=0.2,
         le=WEEK_S,
-        description="No growth for this long is a stall; counted once writing has begun. learned, or learned:10m: "
-        "learned from earlier runs, never longer than this.",
+        description="No growth for this long is a stall; counted once writing has begun.",
     )
     learned: bool = Field(
         default=False,

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a run: the list (`catalogue`), the values (`run`), their text (`page`).
+"""Prometheus metrics of a run: the list (`catalogue`), the values and their collector (`run`).
 
-They go to a `destination`: an HTTP endpoint or a file for node-exporter (`outlets`). A run holds an `exporter`.
+They go to a destination (`settings`): an HTTP endpoint or a file for node-exporter (`outlets`).
 """

@@ -25,6 +25,7 @@ VERDICT_KINDS: tuple[str, ...] = (*get_args(Kind), *_FAILURES)
 BLIND_REASONS: tuple[str, ...] = ("missing", "unreadable")
 SCAN_BUCKETS_S: tuple[float, ...] = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
 
+PREFIX = "cachewatch_"
 _OTHER = "other"
 _NAME_MAX = 80
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import math
 import os
 import socket
 import threading
@@ -11,23 +12,74 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prometheus_client import generate_latest, start_http_server
+from prometheus_client.parser import text_string_to_metric_families
 
-from prefect_cachewatch.common.aside import Files, look_ahead
+from prefect_cachewatch.common.aside import Files, InPlace, look_ahead
 from prefect_cachewatch.common.files import write_entry
 from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.errors import InputError, MetricsPortTaken
-from prefect_cachewatch.metrics.destination import HttpAddress, TextfileDirectory
-from prefect_cachewatch.metrics.page import make_registry, read_counters
-from prefect_cachewatch.metrics.run import RunMetrics
+from prefect_cachewatch.metrics.catalogue import CATALOGUE, LASTING, PREFIX, label_values
+from prefect_cachewatch.metrics.run import Outlet, RunMetrics, Series
+from prefect_cachewatch.metrics.settings import HttpAddress, Metrics
 
 _EVERY_S = 15.0  # there are no measurements during a wait for slots: the file is written at least this often
 _AT_MOST_EVERY_S = 1.0
 _CLOSE_S = 5.0
 _WRITE_S = 4.0
 _SIZE_MAX = 1 << 20
+_LASTING = {spec.name: spec for spec in CATALOGUE if spec.name in LASTING}
 
 
-class Endpoint:
+def open_metrics(
+    metrics: Metrics, name: str, cache_dirs: Sequence[Path] = (), files: Files | None = None
+) -> RunMetrics:
+    """Open the destination of a run's metrics.
+
+    Args:
+        metrics: the user's settings.
+        name: name of the job.
+        cache_dirs: watched directories; no metrics file may be in them.
+        files: the helper process that writes a metrics file; default this process.
+
+    Returns:
+        The run's metrics; close them when the run has ended.
+
+    Raises:
+        MetricsPortTaken: another process listens there.
+        InputError: the destination cannot be used.
+
+    Example:
+        >>> with open_metrics(Metrics(to="127.0.0.1:0"), "llama") as run:
+        ...     run.where.startswith("http://127.0.0.1:")
+        True
+    """
+    target, run = metrics.target, RunMetrics(name)
+    if isinstance(target, HttpAddress):
+        run.outlet = Endpoint(target, run)
+    else:
+        run.outlet = Textfile(target, run, cache_dirs, files or InPlace())
+    return run
+
+
+def check_destination(metrics: Metrics, cache_dirs: Sequence[Path], files: Files) -> None:
+    """Check that `open_metrics` would work, and change nothing.
+
+    Args:
+        metrics: the user's settings.
+        cache_dirs: watched directories; no metrics file may be in them.
+        files: the helper process that checks a directory.
+
+    Raises:
+        InputError: as `open_metrics`.
+    """
+    target = metrics.target
+    if isinstance(target, HttpAddress):
+        Endpoint(target, RunMetrics("")).close()
+    else:
+        check_directory(target, cache_dirs, files)
+
+
+class Endpoint(Outlet):
     """Serves a run's metrics until it is closed.
 
     Args:
@@ -39,12 +91,10 @@ class Endpoint:
         InputError: it cannot listen there.
     """
 
-    problem: str | None = None
-
     def __init__(self, address: HttpAddress, run: RunMetrics) -> None:
         shown = for_terminal(str(address))
         try:
-            self._server, self._thread = start_http_server(address.port, address.host, make_registry(run))
+            self._server, self._thread = start_http_server(address.port, address.host, run.registry)
         except (socket.gaierror, UnicodeError) as error:
             raise InputError(
                 f"metrics cannot be served on {shown}: the host is not known; write an address, as in 127.0.0.1:9464"
@@ -63,16 +113,13 @@ class Endpoint:
             raise InputError(f"metrics cannot be served on {shown}: {why}") from error
         self.where = f"http://{HttpAddress(address.host, self._server.server_port)}/metrics"
 
-    def changed(self) -> None:
-        """Do nothing: a scrape reads the values."""
-
     def close(self) -> None:
         """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
 
 
-class Textfile:
+class Textfile(Outlet):
     """Writes a run's metrics to its file, and continues the counters that the last run left there.
 
     A thread of its own writes, so that a directory that hangs or is full delays no measurement.
@@ -87,11 +134,10 @@ class Textfile:
         InputError: the directory is missing, not writable, or in a cache directory.
     """
 
-    def __init__(self, target: TextfileDirectory, run: RunMetrics, cache_dirs: Sequence[Path], files: Files) -> None:
+    def __init__(self, target: str, run: RunMetrics, cache_dirs: Sequence[Path], files: Files) -> None:
         self._run, self._files = run, files
         self.path = textfile_path(check_directory(target, cache_dirs, files), run.cache)
         self.where = str(self.path)
-        self.problem: str | None = None
         note: str | None = None
         self._changed, self._closing = threading.Event(), threading.Event()
         try:
@@ -118,11 +164,10 @@ class Textfile:
             self.problem = f"the metrics file {for_terminal(self.where)} is out of date: its directory does not answer"
 
     def _write_on(self, note: str | None) -> None:
-        registry = make_registry(self._run)
         while True:
             last = self._closing.is_set()
             try:
-                self._files.run(_replace, self.path, generate_latest(registry), timeout_s=_WRITE_S)
+                self._files.run(_replace, self.path, generate_latest(self._run.registry), timeout_s=_WRITE_S)
                 self.problem = note
             except OSError as error:
                 self.problem = f"the metrics file {for_terminal(self.where)} cannot be written: {error.strerror}"
@@ -131,6 +176,31 @@ class Textfile:
             self._closing.wait(_AT_MOST_EVERY_S)
             self._changed.wait(_EVERY_S)
             self._changed.clear()
+
+
+def read_counters(text: str, cache: str) -> dict[Series, float]:
+    """Read back the counters of one cache, and its last success.
+
+    Args:
+        text: a page, perhaps of another version, perhaps damaged.
+        cache: label value of the cache.
+
+    Returns:
+        The values whose names and labels are still known.
+
+    Raises:
+        ValueError: it is not exposition text.
+    """
+    found: dict[Series, float] = {}
+    for sample in (sample for family in text_string_to_metric_families(text) for sample in family.samples):
+        spec = _LASTING.get(sample.name)
+        if spec is None or sample.labels.get("cache") != cache or set(sample.labels) != {"cache", *spec.labels}:
+            continue
+        values = {label: sample.labels[label] for label in spec.labels}
+        known = all(value in (label_values(label) or (value,)) for label, value in values.items())
+        if known and math.isfinite(sample.value) and sample.value >= 0:
+            found[spec.name.removeprefix(PREFIX), tuple(values.values())] = float(sample.value)
+    return found
 
 
 def textfile_path(directory: Path, cache: str) -> Path:
@@ -148,7 +218,7 @@ def textfile_path(directory: Path, cache: str) -> Path:
     return directory / f"cachewatch-{slugify(cache)}-{digest}.prom"
 
 
-def check_directory(target: TextfileDirectory, cache_dirs: Sequence[Path], files: Files) -> Path:
+def check_directory(target: str, cache_dirs: Sequence[Path], files: Files) -> Path:
     """Check that metrics files can be written into a directory.
 
     Args:
@@ -162,7 +232,7 @@ def check_directory(target: TextfileDirectory, cache_dirs: Sequence[Path], files
     Raises:
         InputError: they cannot be written, or would count as growth there.
     """
-    path = Path(target.path).expanduser().absolute()
+    path = Path(target).expanduser().absolute()
     checked: Path = look_ahead(files, f"metrics directory {path}", _check, path, list(cache_dirs))
     return checked
 

@@ -33,7 +33,7 @@ from prefect_cachewatch.watching.stall import Verdict
 
 if TYPE_CHECKING:
     from prefect_cachewatch.config import StallPolicy, StopPolicy
-    from prefect_cachewatch.metrics.exporter import MetricsExporter
+    from prefect_cachewatch.metrics.run import RunMetrics
     from prefect_cachewatch.run.learning import RunHistory
     from prefect_cachewatch.run.trace.recorder import TraceRecorder
 
@@ -96,7 +96,7 @@ class Runner:
         bundles: bool = True,
         bundle_root: Path | None = None,
         trace: Path | None = None,
-        metrics: MetricsExporter | None = None,
+        metrics: RunMetrics | None = None,
         view: View | None = None,
         on_sample: Callable[[Watch], None] | None = None,
         on_stall: Callable[[Report], None] | None = None,

@@ -15,7 +15,6 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from prefect_cachewatch.config import StallPolicy
-from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.measure.ledger import Growth
 from prefect_cachewatch.metrics.catalogue import (
     ATTEMPT_OUTCOMES,
@@ -24,11 +23,9 @@ from prefect_cachewatch.metrics.catalogue import (
     label_values,
     name_label,
 )
-from prefect_cachewatch.metrics.destination import HttpAddress, TextfileDirectory, parse_destination
-from prefect_cachewatch.metrics.exporter import MetricsExporter
-from prefect_cachewatch.metrics.outlets import textfile_path
-from prefect_cachewatch.metrics.page import make_registry, read_counters
-from prefect_cachewatch.metrics.run import RunMetrics
+from prefect_cachewatch.metrics.outlets import read_counters, textfile_path
+from prefect_cachewatch.metrics.run import Outlet, RunMetrics
+from prefect_cachewatch.metrics.settings import HttpAddress, parse_destination
 from prefect_cachewatch.postmortem.diagnosis import CATEGORIES
 from prefect_cachewatch.watching.sections import LoggedProgress, ReportedStall
 from prefect_cachewatch.watching.stall import Measurement, StallRule, Suspicion, Verdict
@@ -93,12 +90,12 @@ def test_reported_stalls_and_lines_of_progress_are_counted_over_all_attempts():
 
 
 def value(run: RunMetrics, name: str, *labels: str) -> float | None:
-    return run.snapshot().get((f"cachewatch_{name}", labels))
+    return run.values().get((name, labels))
 
 
 def scans(run: RunMetrics) -> tuple[float, ...]:
     """How many scans fell into each bucket, the last one unbounded."""
-    reached = [value for (name, _), value in run.snapshot().items() if name == "cachewatch_scan_seconds_bucket"]
+    reached = [value for (name, _), value in run.values().items() if name == "scan_seconds_bucket"]
     return tuple(count - below for below, count in itertools.pairwise([0.0, *reached]))
 
 
@@ -217,7 +214,7 @@ def test_a_verdict_has_a_kind_and_a_cause_of_the_lists(name, kind, cause, labels
     run, _ = run_metrics()
     run.attempt_began(1, None)
     run.attempt_ended(outcome(name, kind), cause)
-    found = [labels for (metric, labels) in run.snapshot() if metric == "cachewatch_verdicts_total"]
+    found = [labels for (metric, labels) in run.values() if metric == "verdicts_total"]
     assert found == ([labels] if labels else [])
 
 
@@ -233,13 +230,11 @@ def test_an_attempt_that_is_under_way_when_the_run_ends_ended_with_it():
 def test_a_wait_for_slots_counts_while_it_lasts():
     run, clock = run_metrics()
     assert value(run, "slot_waiting_seconds", "nfs-a") is None
-    run.wait_began("nfs-a")
-    clock.now_s += 40
-    assert (value(run, "slot_waiting_seconds", "nfs-a"), value(run, "slot_wait_seconds_total", "nfs-a")) == (40, 40)
-    clock.now_s += 5
-    run.wait_ended()
+    with run.waiting("nfs-a"):
+        clock.now_s += 40
+        assert (value(run, "slot_waiting_seconds", "nfs-a"), value(run, "slot_wait_seconds_total", "nfs-a")) == (40, 40)
+        clock.now_s += 5
     clock.now_s += 100
-    run.wait_ended()
     assert (value(run, "slot_waiting_seconds", "nfs-a"), value(run, "slot_wait_seconds_total", "nfs-a")) == (0, 45)
 
 
@@ -258,8 +253,8 @@ CALLS = st.lists(
 @given(CALLS)
 def test_whatever_happens_counters_never_fall_and_labels_stay_on_their_lists(calls):
     run, clock = run_metrics("job")
-    counted = {spec.name for spec in CATALOGUE if spec.type == "counter"}
-    specs = {name: spec for spec in CATALOGUE for name in spec.series}
+    counted = {spec.name.removeprefix("cachewatch_") for spec in CATALOGUE if spec.type == "counter"}
+    specs = {name.removeprefix("cachewatch_"): spec for spec in CATALOGUE for name in spec.series}
     before: dict[Any, float] = {}
     for call, *given_ in calls:
         clock.now_s += 1
@@ -272,9 +267,9 @@ def test_whatever_happens_counters_never_fall_and_labels_stay_on_their_lists(cal
         elif call == "run":
             run.run_ended(given_[0])
         else:
-            run.wait_began(given_[0])
-            run.wait_ended()
-        values = run.snapshot()
+            with run.waiting(given_[0]):
+                clock.now_s += 1
+        values = run.values()
         for series, earlier in before.items():
             if series[0] in counted:
                 assert values[series] >= earlier
@@ -283,7 +278,7 @@ def test_whatever_happens_counters_never_fall_and_labels_stay_on_their_lists(cal
             of_scan = ("le",) if name.endswith("_bucket") else ()
             for label, text in zip((*specs[name].labels, *of_scan), labels, strict=True):
                 assert label not in LABEL_VALUES or text in LABEL_VALUES[label]
-    assert len([name for name, _ in before if "_scan_seconds_" not in name]) < 40 + len(calls)
+    assert len([name for name, _ in before if "scan_seconds_" not in name]) < 40 + len(calls)
 
 
 # Text
@@ -293,11 +288,11 @@ def test_a_page_parses_and_holds_what_the_catalogue_names():
     run, _ = run_metrics('a "quoted" \\ name\n{x="y"}')
     run.attempt_began(1, 10)
     run.sampled(watch(5000))
-    run.wait_began("nfs")
-    run.wait_ended()
+    with run.waiting("nfs"):
+        pass
     run.attempt_ended(outcome("stalled", "no_growth"), "disk_full")
     run.run_ended("completed")
-    families = list(text_string_to_metric_families(generate_latest(make_registry(run)).decode()))
+    families = list(text_string_to_metric_families(generate_latest(run.registry).decode()))
     names = {family.name for family in families}
     assert names == {spec.name.removesuffix("_total") for spec in CATALOGUE}
     labels = {sample.labels["cache"] for family in families for sample in family.samples}
@@ -308,7 +303,7 @@ def test_buckets_are_cumulated_and_end_with_infinity():
     run, _ = run_metrics()
     for scan_s in (0.005, 0.2, 0.3, 1000):
         run.sampled(watch(0, scan_s=scan_s))
-    page = generate_latest(make_registry(run)).decode()
+    page = generate_latest(run.registry).decode()
     found = re.findall(r'scan_seconds_bucket\{cache="llama",le="([^"]+)"\} (\S+)', page)
     assert found[0] == ("0.01", "1.0")
     assert found[3:5] == [("0.5", "3.0"), ("1.0", "3.0")]
@@ -320,13 +315,12 @@ def test_counters_come_back_from_the_text_and_gauges_do_not():
     run, clock = run_metrics("llama")
     run.attempt_began(1, 10)
     run.sampled(watch(5000))
-    run.wait_began("nfs")
-    clock.now_s += 3
-    run.wait_ended()
+    with run.waiting("nfs"):
+        clock.now_s += 3
     run.attempt_ended(outcome("stalled", "no_growth", 5000), "disk_full")
     run.run_ended("stalled")
     later, _ = run_metrics("llama")
-    later.count_on(read_counters(generate_latest(make_registry(run)).decode(), "llama"))
+    later.count_on(read_counters(generate_latest(run.registry).decode(), "llama"))
     assert value(later, "verdicts_total", "no_growth", "disk_full") == 1
     assert (value(later, "written_bytes_total"), value(later, "slot_wait_seconds_total", "nfs")) == (5000, 3)
     assert (value(later, "attempt"), value(later, "present_bytes")) == (0, None)
@@ -346,7 +340,7 @@ cachewatch_attempts_total{cache="llama",outcome="failed"} -1
 cachewatch_runs_total{cache="llama",outcome="failed"} 2
 node_load1{cache="llama"} 3
 """
-    assert read_counters(text, "llama") == {("cachewatch_runs_total", ("failed",)): 2.0}
+    assert read_counters(text, "llama") == {("runs_total", ("failed",)): 2.0}
     with pytest.raises(ValueError, match=r".+"):
         read_counters("cachewatch_runs_total{cache=", "llama")
 
@@ -370,8 +364,8 @@ def test_two_names_never_share_a_file(tmp_path):
         (":9464", HttpAddress("127.0.0.1", 9464)),
         ("9464", HttpAddress("127.0.0.1", 9464)),
         ("[::1]:9464", HttpAddress("::1", 9464)),
-        ("file:/var/lib/x", TextfileDirectory("/var/lib/x")),
-        ("file:x", TextfileDirectory("x")),
+        ("file:/var/lib/x", "/var/lib/x"),
+        ("file:x", "x"),
     ],
 )
 def test_a_destination_is_read(text, expected):
@@ -389,19 +383,19 @@ def test_a_destination_is_read(text, expected):
     ],
 )
 def test_what_is_no_destination_is_said_in_one_sentence(text, says):
-    with pytest.raises(InputError, match=re.escape(says)) as caught:
+    with pytest.raises(ValueError, match=re.escape(says)) as caught:
         parse_destination(text)
-    assert caught.value.message.startswith(f"metrics destination {text!r} ")
-    assert "\n" not in caught.value.message
-    assert ":9464" in caught.value.message
+    said = str(caught.value)
+    assert said.startswith(f"metrics destination {text!r} ")
+    assert "\n" not in said and ":9464" in said
 
 
 @given(st.text(max_size=40))
 def test_any_text_is_a_destination_or_one_sentence(text):
     try:
         found = parse_destination(text)
-    except InputError as error:
-        assert "\n" not in error.message
+    except ValueError as error:
+        assert "\n" not in str(error)
         return
     if isinstance(found, HttpAddress):
         assert 0 <= found.port <= 65535
@@ -411,9 +405,7 @@ def test_any_text_is_a_destination_or_one_sentence(text):
 # Failures of their own
 
 
-class Broken:
-    where, problem = "nowhere", None
-
+class Broken(Outlet):
     def changed(self) -> None:
         raise OSError("broken")
 
@@ -422,11 +414,12 @@ class Broken:
 
 
 def test_what_breaks_in_the_metrics_is_a_problem_and_no_exception():
-    exporter = MetricsExporter(RunMetrics("llama"), Broken())
-    exporter.attempt_began(1, None)
-    exporter.sampled(SimpleNamespace(state=None))  # type: ignore[arg-type]
-    with exporter.waiting("nfs"):
+    run, _ = run_metrics()
+    run.outlet = Broken()
+    run.attempt_began(1, None)
+    run.sampled(SimpleNamespace(state=None))  # type: ignore[arg-type]
+    with run.waiting("nfs"):
         pass
-    exporter.close()
-    assert exporter.problem == "metrics are incomplete: OSError: broken"
-    assert value(exporter.run, "runs_total", "failed") == 1
+    run.close()
+    assert run.problem == "metrics are incomplete: OSError: broken"
+    assert value(run, "runs_total", "failed") == 1

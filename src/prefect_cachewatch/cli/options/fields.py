@@ -32,7 +32,9 @@ _STEPS = {
 }
 
 
-class _Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.2 and later only
+class QuantityType(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.2 and later only
+    """A number with a unit, as a field of a model reads it."""
+
     def __init__(self, quantity: quantities.Quantity) -> None:
         self.name, self._read = quantity.name, quantity.read
 
@@ -43,7 +45,7 @@ class _Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in click 
             self.fail(str(error), param, ctx)
 
 
-DURATION, SIZE = _Quantity(quantities.DURATION), _Quantity(quantities.SIZE)
+DURATION, SIZE = QuantityType(quantities.DURATION), QuantityType(quantities.SIZE)
 
 
 class Fields(Generic[M]):
@@ -230,7 +232,7 @@ def _kind(info: FieldInfo) -> dict[str, Any]:
     """The type that click gives a value of the field."""
     bare = _bare(info)
     if (quantity := quantities.quantity_of(info)) is not None:
-        return {"type": _Quantity(quantity)}
+        return {"type": QuantityType(quantity)}
     if bare is bool:
         return {"is_flag": True}
     if get_origin(bare) is Literal:

@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from prefect_cachewatch.cli.options.container import CONTAINER_SECTION, container_from, environment_from
-from prefect_cachewatch.cli.options.fields import Fields, build_model
+from prefect_cachewatch.cli.options.fields import Fields, QuantityType, build_model
 from prefect_cachewatch.cli.options.profile_choice import PROFILE_OPTIONS, profile_from
 from prefect_cachewatch.cli.options.ready import READY_SECTION, WARMUP
 from prefect_cachewatch.cli.options.sections import Section, option
@@ -22,13 +22,18 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import DEFAULT_IGNORE, CacheJob, Outputs, StallPolicy, StopPolicy
 from prefect_cachewatch.config.container import VOLUME_PREFIX
-from prefect_cachewatch.config.policies import split_learned
+from prefect_cachewatch.config.policies import WINDOW, split_learned
 from prefect_cachewatch.errors import CommandError, InputError
 from prefect_cachewatch.metrics.settings import Metrics
 
 RULES = Fields(
     StallPolicy,
     "stall_after_s, first_write_within_s, poll_s, progress --progress-by, max_duration_s",
+    stall_after_s={
+        "type": QuantityType(WINDOW),
+        "help": "No growth for this long is a stall; counted once writing has begun. learned, or learned:10m: learned from "
+        "earlier runs, never longer than this.  [default: 5m]",
+    },
 )
 
 
