@@ -59,7 +59,13 @@ def derive(values: Mapping[str, Any], mesh_names: Mapping[str, str]) -> dict[str
     if kernels is None and not in_container:
         kernels = tensors.with_name(f"{tensors.name}-kernels")
     mesh = mesh_names[values["device"]]
-    sets = {"mesh": (found and found.mesh_device) or mesh, "tensors": tensors, "kernels": kernels, "root": root}
+    sets = {
+        "mesh": (found and found.mesh_device) or mesh,
+        "tensors": tensors,
+        "kernels": kernels,
+        "root": root,
+        "boot_attempts": 1,  # run.py starts a server that hangs again by itself; here that is the guard's matter
+    }
     return {
         "model": model,
         "tensors": tensors,

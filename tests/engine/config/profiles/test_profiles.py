@@ -74,6 +74,7 @@ def test_the_directories_are_where_the_server_puts_them(place, root, tensor):
         return
     assert [str(path) for path in settings.cache_dirs] == [tensor, f"{tensor}-kernels", *weights]
     expected = {"MESH_DEVICE": "N300", "TT_CACHE_PATH": tensor, "TT_METAL_CACHE": f"{tensor}-kernels"}
+    expected["TT_SERVER_BOOT_ATTEMPTS"] = "1"
     assert settings.env == expected | ({"CACHE_ROOT": root} if root else {})
 
 

@@ -56,6 +56,7 @@ def test_every_server_of_the_vllm_engine_writes_where_upstreams_code_says():
             "TT_CACHE_PATH": str(tensors),
             "TT_METAL_CACHE": f"{tensors}-kernels",
             "CACHE_ROOT": str(root),
+            "TT_SERVER_BOOT_ATTEMPTS": "1",
         }
         assert settings.stall["max_duration_s"] == place["timeout_s"]
         assert server(**asked, checkout="/repo").env["CACHE_ROOT"] == str(Path("/repo", place["persistent"]))
