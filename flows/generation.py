@@ -27,7 +27,7 @@ from prefect_cachewatch.common.aside import Aside
 from prefect_cachewatch.common.secrets import hide, secret_values
 from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy, Storage
 from prefect_cachewatch.config.forms import OFF
-from prefect_cachewatch.config.profiles import complete_job, profile_key
+from prefect_cachewatch.config.profiles import read_profile
 from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.flows.attempts import (
     Inputs,
@@ -120,13 +120,9 @@ def generate_cache(
             if warning is not None and not is_output_shown():  # a command has printed it on standard error
                 logger.warning(warning)
             admission.metrics = exporter = run_metrics.open(files)
-            job, stall = complete_job(profile, job, stall)
+            job, stall, key = _with_profile(profile, job, stall)
             admission.check()
-            delivery = (
-                PublishSession(job, publish.with_key(profile_key(profile)), logger, files)
-                if publish is not None
-                else None
-            )
+            delivery = PublishSession(job, publish.with_key(key), logger, files) if publish is not None else None
             clean = retry.on_retry == "clean"
             with contextlib.ExitStack() as stack:
                 inputs = prepare(job, stall, stop, outputs, logger, delivery, exporter, files=files, stack=stack)
@@ -164,6 +160,15 @@ def generate_cache(
         note_end()
         admission.record(state, logger)
         return final_state(run_metrics.ended(state))
+
+
+def _with_profile(
+    profile: dict[str, Any] | None, job: CacheJob, stall: StallPolicy
+) -> tuple[CacheJob, StallPolicy, dict[str, str]]:
+    if profile is None:
+        return job, stall, {}
+    known = read_profile(profile)
+    return known.under_job(job), known.under_stall(stall), dict(known.key)
 
 
 def _refused(job: CacheJob, error: InputError) -> State[Any]:

@@ -13,8 +13,8 @@ from pydantic import Field
 from prefect_cachewatch.common.inputs import nearest, validate
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.yamlfile import read_yaml
-from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, InputModel
-from prefect_cachewatch.config.profiles import expand_profile
+from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, InputModel, StallPolicy
+from prefect_cachewatch.config.profiles import read_profile
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.fleet.jobs import MODELS, FleetJob, FleetPlan, FleetPolicy, check_deployment_name
 from prefect_cachewatch.run.delivery import check_delivery
@@ -37,20 +37,15 @@ class _JobsFile(InputModel):
 
 
 def expand_job(defaults: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Complete a job's entry in the file with the defaults and its profile.
-
-    Every entry passes through here before it is checked; a source of further fields (a profile, say) belongs here.
+    """Complete a job's entry in the file with the defaults.
 
     Args:
         defaults: the file's defaults.
         entry: the job as written.
 
     Returns:
-        The fields of a `FleetJob`. Models (stall, storage and so on), environments and profiles of one name are merged
-        key by key; null removes a default. A profile's values have the lowest precedence.
-
-    Raises:
-        InputError: the profile, or a parameter of it, is not known or not valid.
+        The fields of a `FleetJob`, and `profile`. Models (stall, storage and so on), environments and profiles of one
+        name are merged key by key; null removes a default.
 
     Example:
         >>> expand_job({"retry": {"attempts": 2}, "storage": {"name": "nfs"}}, {"retry": {"backoff_s": 1}, "storage": None})
@@ -64,7 +59,7 @@ def expand_job(defaults: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[st
         if name in _MERGED and isinstance(value, Mapping) and isinstance(below, Mapping):
             value = {key: item for key, item in {**below, **value}.items() if item is not None}  # noqa: PLW2901
         found[name] = value
-    return expand_profile({name: value for name, value in found.items() if value is not None})
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def read_jobs_file(
@@ -150,11 +145,17 @@ def _deployment(name: str) -> str:
 
 
 def _job(file: str, defaults: Mapping[str, Any], entry: Mapping[str, Any], index: int) -> FleetJob:
+    fields = expand_job(defaults, entry)
+    if "profile" not in fields:
+        return validate(FleetJob, fields, file, f"jobs[{index}]")
     try:
-        fields = expand_job(defaults, entry)
+        known = read_profile(fields.pop("profile"))
     except InputError as error:
         raise InputError(f"{file}: jobs[{index}]: {error.message}") from None
-    return validate(FleetJob, fields, file, f"jobs[{index}]")
+    named = {"name": known.name, "command": list(known.command)}
+    job = known.under_job(validate(FleetJob, named | fields, file, f"jobs[{index}]"))
+    publish = job.publish.with_key(known.key) if job.publish is not None else None
+    return job.model_copy(update={"stall": known.under_stall(job.stall or StallPolicy()), "publish": publish})
 
 
 def _merged_policy(written: FleetPolicy, given: Mapping[str, Any]) -> FleetPolicy:

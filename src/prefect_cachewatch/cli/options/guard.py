@@ -167,28 +167,20 @@ def job_from(name: str | None, options: dict[str, Any], published: bool = False)
             "(cachewatch profiles lists them)"
         )
     env = environment_from(options["env"], inherit=container is not None)
-    given, further = _JOB.given(options), {}
-    named = options["cache_dirs"]
-    dirs = [path if path.startswith(VOLUME_PREFIX) else make_absolute([path])[0] for path in named]
-    if profile is not None:
-        dirs = dirs or [str(path) for path in profile.cache_dirs]
-        env = {**profile.env, **env}
-        name = name or (None if named else profile.name)
-        further = {
-            "ready": profile.ready,
-            "markers": profile.markers,
-            "progress_log": list(profile.progress_log) or None,
-        }
-    return build_model(CacheJob, **{
+    given, named = _JOB.given(options), options["cache_dirs"]
+    if named:
+        given["cache_dirs"] = [path if path.startswith(VOLUME_PREFIX) else make_absolute([path])[0] for path in named]
+    elif profile is not None:
+        name = name or profile.name
+    job = build_model(CacheJob, **{
         **given,
-        **{field: value for field, value in further.items() if value is not None},
-        **({"cache_dirs": dirs} if dirs else {}),
-        "name": name or _name_of((dirs or command[:1] or [""])[0], env),
+        "name": name or _name_of((given.get("cache_dirs") or command[:1] or [""])[0], env),
         "command": command,
         "env": env,
         "ignore": ignored(options, profile.ignore if profile is not None else ()),
         "container": container,
     })  # fmt: skip
+    return job if profile is None else profile.under_job(job)
 
 
 def _name_of(path: str, env: Mapping[str, str]) -> str:

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from prefect_cachewatch.config.profiles.known import (
     Profile,
-    complete_job,
-    expand_profile,
     find_profile,
     known_profiles,
     make_profile,
-    profile_key,
+    read_profile,
     recognize_profile,
 )
 from prefect_cachewatch.config.profiles.settings import ProfileSettings
@@ -22,11 +20,9 @@ from prefect_cachewatch.config.profiles.settings import ProfileSettings
 __all__ = [
     "Profile",
     "ProfileSettings",
-    "complete_job",
-    "expand_profile",
     "find_profile",
     "known_profiles",
     "make_profile",
-    "profile_key",
+    "read_profile",
     "recognize_profile",
 ]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from prefect_cachewatch.common.aside import Aside, look_ahead
 from prefect_cachewatch.common.files import read_input
@@ -198,70 +198,19 @@ def _recognized(name: str, definition: Definition, line: CommandLine) -> Profile
     return replace(found, name=named.rstrip("/").rpartition("/")[2][:200] or found.name)
 
 
-def complete_job(chosen: Mapping[str, Any] | None, job: CacheJob, stall: StallPolicy) -> tuple[CacheJob, StallPolicy]:
-    """Complete a job and its stall policy by a profile that was written as a mapping; their own settings stay.
+def read_profile(chosen: Any) -> ProfileSettings:
+    """Return the settings of a profile that was written as a mapping.
 
     Args:
-        chosen: the profile's `name` and its parameters; None for no profile.
-        job: with a name and a command.
-        stall: its policy.
-
-    Returns:
-        Both.
+        chosen: the profile's `name` and its parameters.
 
     Raises:
-        InputError: as `make_profile`; or the mapping has no name.
-    """
-    if chosen is None:
-        return job, stall
-    settings = _chosen(chosen)
-    return settings.under_job(job), settings.under_stall(stall)
-
-
-def profile_key(chosen: Mapping[str, Any] | None) -> Mapping[str, str]:
-    """Return what the parameters of a profile, written as a mapping, say of the cache's key; see `complete_job`."""
-    return {} if chosen is None else _chosen(chosen).key
-
-
-def expand_profile(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the `profile` of a job that is written as a mapping by its settings; the job's own fields stay.
-
-    Args:
-        written: fields of a `CacheJob`, optionally with `stall`, and `profile`: a mapping of the profile's `name` and
-            its parameters.
-
-    Returns:
-        The fields without `profile`: `cache_dirs`, `env`, `ignore`, `ready`, `markers`, `progress_log`, `command`, `name`,
-        `stall` and the key of `publish` completed. Unchanged if there is no profile.
-
-    Raises:
-        InputError: as `make_profile`; or `profile` is no mapping with a name.
+        InputError: as `make_profile`; or it is no mapping with a name.
 
     Example:
-        >>> found = expand_profile({"command": ["x"], "profile": {"name": "openvino", "cache_dir": "/mnt/ov"}})
-        >>> found["cache_dirs"], found["stall"]["stall_after_s"]
-        (['/mnt/ov'], 600.0)
+        >>> read_profile({"name": "openvino", "cache_dir": "/mnt/ov"}).stall["stall_after_s"]
+        600.0
     """
-    if "profile" not in written:
-        return dict(written)
-    settings = _chosen(written["profile"])
-    own = {key: value for key, value in written.items() if key != "profile"}
-    publish = own.get("publish")
-    if settings.key and isinstance(publish, Mapping) and isinstance(given := publish.get("cache_key") or {}, Mapping):
-        own["publish"] = {**publish, "cache_key": {**settings.key, **given}}
-    fields: dict[str, Any] = {"name": settings.name, "cache_dirs": [str(path) for path in settings.cache_dirs]}
-    for key, value in settings.replaceable().items():
-        fields[key] = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
-    if settings.command:
-        fields["command"] = list(settings.command)
-    merged: dict[str, Any] = {"env": dict(settings.env), "stall": dict(settings.stall)}
-    for key, below in merged.items():
-        above = own.get(key) or {}
-        fields[key] = {**below, **above} if isinstance(above, Mapping) else above
-    return {**fields, **{key: value for key, value in own.items() if key not in merged}}
-
-
-def _chosen(chosen: Any) -> ProfileSettings:
     if not isinstance(chosen, Mapping) or not isinstance(chosen.get("name"), str):
         raise InputError("profile is no mapping with a name: write profile: {name: tt-inference-server, model: ...}")
     return make_profile(chosen["name"], {key: value for key, value in chosen.items() if key != "name"}).settings

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, DEFAULT_IGNORE, CacheJob, MarkerFiles, StallPolicy
 from prefect_cachewatch.config.ready import ReadyWhen
+
+J = TypeVar("J", bound=CacheJob)
 
 
 @dataclass(frozen=True)
@@ -41,31 +43,28 @@ class ProfileSettings:
     hints: tuple[str, ...] = ()
     key: Mapping[str, str] = field(default_factory=dict)
 
-    def replaceable(self) -> dict[str, Any]:
-        """Return the fields of a job that it sets as a whole, and that the job's own replace as a whole."""
-        fields = {
-            "ignore": list(self.ignore),
-            "ready": self.ready,
-            "markers": self.markers,
-            "progress_log": list(self.progress_log),
-        }
-        return {name: value for name, value in fields.items() if value}
-
-    def under_job(self, job: CacheJob) -> CacheJob:
+    def under_job(self, job: J) -> J:
         """Complete a job; its own settings stay.
 
         Args:
             job: with a name and a command.
 
         Returns:
-            The job with directories, environment, ignore globs, readiness and markers.
+            The job with directories, environment, ignore globs, readiness, markers and lines of progress.
         """
         own = job.model_fields_set
         update: dict[str, Any] = {"env": {**self.env, **job.env}}
         if "cache_dirs" not in own or job.cache_dirs == [Path(CACHE_DIR_PLACEHOLDER)]:
             update["cache_dirs"] = list(self.cache_dirs)
-        update |= {name: value for name, value in self.replaceable().items() if name not in own}
-        return job.model_copy(update=update)
+        whole = {
+            "ignore": list(self.ignore),
+            "ready": self.ready,
+            "markers": self.markers,
+            "progress_log": list(self.progress_log),
+        }
+        return job.model_copy(
+            update=update | {name: value for name, value in whole.items() if value and name not in own}
+        )
 
     def under_stall(self, stall: StallPolicy) -> StallPolicy:
         """Complete a stall policy; its own settings stay.

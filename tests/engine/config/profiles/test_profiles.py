@@ -13,12 +13,10 @@ from prefect_cachewatch.cli.main import main
 from prefect_cachewatch.config import CacheJob, MarkerFiles, StallPolicy
 from prefect_cachewatch.config.profiles import (
     Profile,
-    complete_job,
-    expand_profile,
     find_profile,
     known_profiles,
     make_profile,
-    profile_key,
+    read_profile,
 )
 from prefect_cachewatch.config.ready import ReadyOnExit
 from prefect_cachewatch.errors import InputError
@@ -173,15 +171,21 @@ def test_each_profile_is_named_as_the_table_says_and_makes_a_job(name):
 # The key
 
 
-def test_a_profiles_parameters_fill_the_key_of_a_written_job_below_its_own():
-    profile = {"name": "tt-inference-server", "model": "o/m", "device": "n300", "cache_root": "/x"}
-    assert profile_key(profile) == {"model": "m", "mesh": "N300", "implementation": "tt_transformers"}
-    assert profile_key(None) == {}
-    written = {"command": ["x"], "profile": profile, "publish": {"store": "/s", "cache_key": {"mesh": "mine"}}}
-    assert expand_profile(written)["publish"]["cache_key"] == {
-        "model": "m", "mesh": "mine", "implementation": "tt_transformers",
-    }  # fmt: skip
-    assert "publish" not in expand_profile({"command": ["x"], "profile": profile})
+def test_a_profiles_parameters_fill_the_key_of_a_written_job_below_its_own(tmp_path):
+    chosen = {"name": "tt-inference-server", "model": "o/m", "device": "n300", "cache_root": "/x"}
+    assert read_profile(chosen).key == {"model": "m", "mesh": "N300", "implementation": "tt_transformers"}
+    job = {
+        "name": "j",
+        "command": ["x", "{cache_dir}"],
+        "cache_dirs": ["{cache_dir}"],
+        "profile": chosen,
+        "ready": {"kind": "exit"},
+    }
+    job["publish"] = {"store": "/s", "cache_key": {"mesh": "mine"}}
+    path = tmp_path / "jobs.yaml"
+    path.write_text(json.dumps({"version": 1, "jobs": [job]}))
+    (found,) = read_jobs_file(path).jobs
+    assert found.publish.cache_key == {"model": "m", "mesh": "mine", "implementation": "tt_transformers"}
 
 
 def test_a_specification_says_version_implementation_and_sub_device():
@@ -190,7 +194,7 @@ def test_a_specification_says_version_implementation_and_sub_device():
         each for each in json.loads((DATA / "expected.json").read_text())["places"] if each["device"] == "galaxy"
     )
     asked = {name: entry[name] for name in ("model", "device", "impl")}
-    key = profile_key({"name": "tt-inference-server", **asked, "specs": str(specs), "host_volume": "/v"})
+    key = read_profile({"name": "tt-inference-server", **asked, "specs": str(specs), "host_volume": "/v"}).key
     assert key["model"] == entry["model"].rpartition("/")[2]
     assert key["mesh"] == "TG"
     assert f"volume_id_{key['implementation']}-{key['model']}-v{key['version'].removeprefix('v')}" in entry["root"]
@@ -202,30 +206,20 @@ def test_a_specification_says_version_implementation_and_sub_device():
 def test_what_the_job_and_the_policy_say_themselves_stays():
     job = CacheJob(name="j", command=["x"], cache_dirs=["/own"], env={"HF_HOME": "/elsewhere"}, ready=ReadyOnExit())
     chosen = {"name": "tt-inference-server", "model": "m", "device": "n150", "tt_cache_path": "/c"}
-    found, stall = complete_job(chosen, job, StallPolicy(stall_after_s=77))
+    known = read_profile(chosen)
+    found, stall = known.under_job(job), known.under_stall(StallPolicy(stall_after_s=77))
     assert (found.cache_dirs, found.ready.kind, found.name) == ([Path("/own")], "exit", "j")
     assert (found.env["HF_HOME"], found.env["TT_CACHE_PATH"]) == ("/elsewhere", "/c")
     assert (stall.stall_after_s, stall.first_write_within_s) == (77, 1800)
-    found, _ = complete_job(chosen, CacheJob(name="j", command=["x"]), StallPolicy())
+    found = known.under_job(CacheJob(name="j", command=["x"]))
     assert [str(path) for path in found.cache_dirs] == ["/c", "/c-kernels"]
     assert found.ready.kind == "http"
-    assert complete_job(None, job, StallPolicy()) == (job, StallPolicy())
 
 
-def test_a_written_job_is_completed_and_stays_a_job():
-    written = {
-        "name": "j", "command": ["x"], "env": {"A": "b"}, "stall": {"stall_after_s": 77},
-        "profile": {"name": "tt-inference-server", "model": "m", "device": "n150", "tt_cache_path": "/c"},
-    }  # fmt: skip
-    found = expand_profile(written)
-    stall = found.pop("stall")
-    job = CacheJob(**json.loads(json.dumps(found)))
-    assert (job.name, job.ready.kind, job.env["A"], job.env["MESH_DEVICE"]) == ("j", "http", "b", "N150")
-    assert (stall["stall_after_s"], stall["warmup_within_s"]) == (77, 2700.0)
-    assert expand_profile({"name": "j"}) == {"name": "j"}
-    for wrong in ("openvino", {"cache_dir": "/c"}, {"name": 3}, None):
-        with pytest.raises(InputError, match="profile is no mapping with a name: write profile: "):
-            expand_profile({"profile": wrong})
+@pytest.mark.parametrize("wrong", ["openvino", {"cache_dir": "/c"}, {"name": 3}, None])
+def test_what_is_no_mapping_with_a_name_is_no_profile(wrong):
+    with pytest.raises(InputError, match="profile is no mapping with a name: write profile: "):
+        read_profile(wrong)
 
 
 JOBS = """version: 1
@@ -259,6 +253,8 @@ def test_a_jobs_file_knows_profiles_also_as_defaults(tmp_path):
     root = "/mnt/tt/volume_id_tt_transformers-Llama-v0.9.0"
     assert str(llama.cache_dirs[0]) == f"{root}/tt_metal_cache/cache_Llama/N300"
     assert (llama.stall.warmup_within_s, llama.stall.stall_after_s, llama.ready.kind) == (3000, 900, "http")
+    assert llama.parameters()["stall"]["first_write_within_s"] == 1800
+    assert llama.parameters()["job"]["env"]["MESH_DEVICE"] == "N300"
     assert (qwen.stall.stall_after_s, qwen.env["MESH_DEVICE"], qwen.retry.attempts) == (600, "T3K", 2)
     assert (torch.name, torch.ready.kind, [str(path) for path in torch.cache_dirs]) == (
         "inductor", "exit", ["/mnt/inductor"]
