@@ -86,6 +86,10 @@ def test_a_profile_stands_below_what_was_set_anywhere(here):
     (here / "c.toml").write_text('profile = "openvino,cache_dir=/mnt/ov"\n')
     assert settings("--config", "c.toml").stall.stall_after_s == 600
     assert settings("--config", "c.toml", CACHEWATCH_STALL_AFTER="5m").stall.stall_after_s == 300
+    found = settings(
+        "--profile", "vllm-compile-cache,cache_root=/c", "--progress-log", "step", "--env", "VLLM_CACHE_ROOT=/d"
+    )
+    assert (found.job.progress_log, found.job.env["VLLM_CACHE_ROOT"]) == (["step"], "/d")
 
 
 @pytest.mark.parametrize(
