@@ -7,7 +7,6 @@ series `_created`.
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 import threading
@@ -65,8 +64,7 @@ class Outlet:
 def _taken(method: Callable[Concatenate[RunMetrics, P], None]) -> Callable[Concatenate[RunMetrics, P], None]:
     """Change the values under their lock. A failure is kept for a log line: metrics must not harm the generation."""
 
-    @functools.wraps(method)
-    def take(self: RunMetrics, *args: P.args, **more: P.kwargs) -> None:
+    def take(self: RunMetrics, /, *args: P.args, **more: P.kwargs) -> None:
         try:
             with self._lock:
                 method(self, *args, **more)
