@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -16,7 +17,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
 from tests.support import unavailable
 
 SHELL_IMAGE = "localhost/cachewatch-test/shell:1"
@@ -74,9 +74,9 @@ class Service:
     url: str
     process: subprocess.Popen[bytes]
 
-    @property
-    def http(self) -> EngineHttp:
-        return EngineHttp(self.url)
+    def answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(self.url.removeprefix("unix://")) == 0
 
     def kill(self) -> None:
         self.process.kill()
@@ -110,25 +110,22 @@ class Engine:
             raise RuntimeError(f"podman {arguments}: {done.stderr}")
         return done.stdout.strip()
 
-    def start_service(self, tcp_port: int | None = None) -> Service:
+    def start_service(self) -> Service:
         self._services += 1
-        url = f"unix://{self.home}/{self._services}.sock" if tcp_port is None else f"tcp://127.0.0.1:{tcp_port}"
+        url = f"unix://{self.home}/{self._services}.sock"
         command = [*self._command(self._driver), "system", "service", "--time", "0", url]
         log = (self.home / f"{self._services}.log").open("wb")
         process = subprocess.Popen(command, cwd=self.home, env=self.env, stdout=log, stderr=log, start_new_session=True)
         log.close()
         service = Service(url, process)
         deadline = time.monotonic() + 60
-        while True:
-            try:
-                service.http.call("GET", "/_ping", 5.0)
-                return service
-            except (EngineSilent, EngineRefused):
-                if time.monotonic() > deadline or process.poll() is not None:
-                    raise RuntimeError(
-                        f"podman's service did not start: {(self.home / f'{self._services}.log').read_text()}"
-                    ) from None
-                time.sleep(0.1)
+        while not service.answers():
+            if time.monotonic() > deadline or process.poll() is not None:
+                raise RuntimeError(
+                    f"podman's service did not start: {(self.home / f'{self._services}.log').read_text()}"
+                )
+            time.sleep(0.1)
+        return service
 
     def containers(self) -> list[str]:
         """All containers there are, running or not."""
