@@ -48,7 +48,8 @@ class Warden:
         self.why, self.grace_s = "", 0.0
         self.oom_kills = machine_oom_kills()
         self.output = threading.Thread()
-        self._heard, self._early = b"", list[dict[str, Any]]()
+        self.early = list[dict[str, Any]]()
+        self._heard = b""
 
     def say(self, event: str, **data: Any) -> None:
         message = json.dumps({"ev": event, **data}).encode() + b"\n"
@@ -64,8 +65,6 @@ class Warden:
         for fd in (self.control, self.flow_fd, *others):
             if fd >= 0:
                 poll.register(fd, select.POLLIN)
-        if b"\n" in self._heard:
-            timeout_s = 0.0
         for fd, _ in poll.poll(None if timeout_s is None else timeout_s * 1000):
             if fd == self.flow_fd:
                 self.why, self.flow_fd = self.why or "flow_died", -1
@@ -91,6 +90,8 @@ class Warden:
             running = self._make(asked)
         except failures() as error:
             self.say("refused", step=asked.get("step", "create"), why=reason_of(error))
+            if self.output.ident is None:
+                pass_on((), *asked["stdio"])
             end_s = time.monotonic()
             if not isinstance(error, sdk().errors.APIError):
                 end_s += _LATE_CONTAINER_S  # without an answer it may yet be made
@@ -109,8 +110,8 @@ class Warden:
         stream = client.attach(container, stdout=True, stderr=True, stream=True, demux=True)
         self.output = threading.Thread(target=pass_on, args=(stream, *asked["stdio"]), daemon=True)
         self.output.start()
-        self._early = self.hear(0.0)
-        if not self.why and all(command["cmd"] != "stop" for command in self._early):
+        self.early += self.hear(0.0)
+        if not self.why and all(command["cmd"] != "stop" for command in self.early):
             client.start(container)
         client.timeout = CALL_S
         running = RunningContainer(client, container, asked["run_token"])
@@ -125,7 +126,7 @@ class Warden:
             pidfd = os.pidfd_open(running.pid) if running.pid is not None else -1
         except OSError:
             pidfd = -1  # it has just ended
-        grace_s, commands = self.grace_s, self._early
+        grace_s, commands = self.grace_s, self.early
         while True:
             for command in commands:
                 numbers = command.get("numbers", [])
@@ -230,7 +231,7 @@ def main(control: int) -> None:
     while not (heard := warden.hear(None)):
         if warden.why:
             os._exit(97)
-    (asked,) = heard
+    asked, *warden.early = heard
     warden.flow_fd = os.pidfd_open(asked["flow_pid"])
     if os.getppid() != asked["flow_pid"]:
         os._exit(97)  # it died before it was pinned, and its pid may have been reused
