@@ -19,7 +19,7 @@ from prefect_cachewatch.common.directories import FileRefused, open_own_director
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_count
 from prefect_cachewatch.containers.engine import engine_candidates, failures, ping, reason_of
-from prefect_cachewatch.containers.janitor import clear_containers, describe_containers
+from prefect_cachewatch.containers.janitor import clear_containers
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.proctree import read_memory
 from prefect_cachewatch.postmortem.stacks import find_py_spy
@@ -208,9 +208,9 @@ def check_leftovers(files: Files) -> Check:
     facts = {
         "running": processes.running + containers.running,
         "left_over": len(processes.leftovers) + len(containers.leftovers),
-        "survivors": len(processes.survivors) + len(containers.survivors),
+        "survivors": len(processes.survivors) + containers.survivors,
     }
-    said = [*describe_leftovers(processes), *describe_containers(containers)]
+    said = [*describe_leftovers(processes), *containers.leftovers]
     found = "; ".join([f"{format_count(facts['running'], 'guarded run')}, {facts['left_over']} left over", *said])
     if facts["survivors"] or processes.refusals:
         return Check("leftover", "warning", found, "room and devices that it holds", "look what it waits for", facts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
@@ -43,34 +43,25 @@ def sdk() -> Any:
         ) from None
 
 
-def engine_candidates(environ: Mapping[str, str] | None = None, uid: int | None = None) -> list[str]:
+def engine_candidates() -> list[str]:
     """List the engines to try, in order; one that a variable names is the only one.
-
-    Args:
-        environ: default `os.environ`.
-        uid: default this user's.
 
     Returns:
         URLs.
 
     Raises:
         InputError: DOCKER_HOST or CONTAINER_HOST names an engine with an unsupported transport.
-
-    Example:
-        >>> engine_candidates({"DOCKER_HOST": "unix:///tmp/x.sock"})
-        ['unix:///tmp/x.sock']
     """
-    env = os.environ if environ is None else environ
-    uid = os.geteuid() if uid is None else uid
     for variable in ("DOCKER_HOST", "CONTAINER_HOST"):
-        if url := env.get(variable):
+        if url := os.environ.get(variable):
             if not url.startswith("unix:///"):
                 raise InputError(
                     f"{variable} is {for_terminal(redact(url))}, and a cache is measured on this host: name an engine of this "
                     f"host by its socket, as in {variable}=unix:///var/run/docker.sock"
                 )
             return [url]
-    runtime = env.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
+    uid = os.geteuid()
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
     own = [f"{runtime}/docker.sock", f"{runtime}/podman/podman.sock"]
     paths = ["/var/run/docker.sock", *([] if uid == 0 else own), "/run/podman/podman.sock"]
     return [f"unix://{path}" for path in paths]

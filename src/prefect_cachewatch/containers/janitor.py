@@ -24,27 +24,19 @@ RUN_LABEL = "cachewatch.run"
 LEFT_RUNNING = "-left-running"
 
 
-@dataclass(frozen=True)
-class LeftContainer:
-    """A container of a dead run; `removed` is false if it still exists."""
-
-    id: str
-    name: str
-    job: str
-    removed: bool
-
-
-@dataclass(frozen=True)
+@dataclass
 class ContainerReport:
-    """The result of one look: how many are guarded, and what dead runs have left."""
+    """The result of one look.
+
+    Attributes:
+        running: how many are guarded.
+        leftovers: a sentence for each one that a dead run had left behind, harmless for a terminal.
+        survivors: how many of these still exist.
+    """
 
     running: int = 0
-    leftovers: tuple[LeftContainer, ...] = field(default=())
-
-    @property
-    def survivors(self) -> tuple[LeftContainer, ...]:
-        """Leftovers that still exist."""
-        return tuple(one for one in self.leftovers if not one.removed)
+    leftovers: list[str] = field(default_factory=list)
+    survivors: int = 0
 
 
 def labels_of_run(run_token: str, job: str, guards: list[int]) -> dict[str, str]:
@@ -87,20 +79,19 @@ def clear_containers(engine: str | None = None) -> ContainerReport:
 
     Example:
         >>> clear_containers("unix:///nonexistent/engine.sock").leftovers
-        ()
+        []
     """
-    running, leftovers = 0, list[LeftContainer]()
+    report = ContainerReport()
     try:
         for url in [engine] if engine else engine_candidates():
             for found in _labelled(url, RUN_LABEL):
-                if (guarded := _is_guarded(found)) is None:
-                    continue
-                running += guarded
-                if not guarded:
-                    leftovers.append(_clear(url, found))
+                guarded = _is_guarded(found)
+                report.running += bool(guarded)
+                if guarded is False:
+                    _clear(url, found, report)
     except InputError:  # no engine is named that is spoken to, or there is no SDK: then no container was made here
         pass
-    return ContainerReport(running, tuple(leftovers))
+    return report
 
 
 def clear_run(engine: str, run_token: str) -> bool:
@@ -110,29 +101,10 @@ def clear_run(engine: str, run_token: str) -> bool:
         engine: URL of the engine.
         run_token: the run's identifier.
     """
-    found = _labelled(engine, f"{RUN_LABEL}={run_token}")
-    cleared = [_clear(engine, one) for one in found]
-    return all(one.removed for one in cleared)
-
-
-def describe_containers(report: ContainerReport) -> list[str]:
-    """Describe what the janitor found, in one sentence each; what is in order is left out.
-
-    Args:
-        report: of one look.
-
-    Returns:
-        Lines, harmless for a terminal.
-
-    Example:
-        >>> describe_containers(ContainerReport(running=2))
-        []
-    """
-    return [
-        f"container {for_terminal(one.name)} ({one.id[:12]}, job {for_terminal(one.job)}) is left over from a run whose "
-        f"guards have died, and was {'stopped and removed' if one.removed else 'not removed'}"
-        for one in report.leftovers
-    ]
+    report = ContainerReport()
+    for found in _labelled(engine, f"{RUN_LABEL}={run_token}"):
+        _clear(engine, found, report)
+    return report.survivors == 0
 
 
 def _labelled(url: str, label: str) -> list[dict[str, Any]]:
@@ -161,8 +133,13 @@ def _is_guarded(found: dict[str, Any]) -> bool | None:
     return bool(living)
 
 
-def _clear(url: str, found: dict[str, Any]) -> LeftContainer:
+def _clear(url: str, found: dict[str, Any], report: ContainerReport) -> None:
     labels, names = found.get("Labels") or {}, found.get("Names") or [""]
     stopped = stop_and_remove(url, str(found["Id"]), str(labels.get(RUN_LABEL)), 0.0)
     removed = stopped is not None and stopped.gone
-    return LeftContainer(str(found["Id"]), str(names[0]).lstrip("/"), str(labels.get("cachewatch.job")), removed)
+    name, job = for_terminal(str(names[0]).lstrip("/")), for_terminal(str(labels.get("cachewatch.job")))
+    report.survivors += not removed
+    report.leftovers.append(
+        f"container {name} ({found['Id'][:12]}, job {job}) is left over from a run whose guards have died, and was "
+        f"{'stopped and removed' if removed else 'not removed'}"
+    )

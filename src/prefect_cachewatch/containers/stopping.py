@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from prefect_cachewatch.containers.engine import CALL_S, connect, failures, reason_of, sdk
+from prefect_cachewatch.containers.engine import CALL_S, connect, failures, sdk
 from prefect_cachewatch.supervise.proc import (
     ProcessStat,
     carried_run_token,
@@ -28,7 +28,6 @@ from prefect_cachewatch.supervise.proc import (
 from prefect_cachewatch.supervise.reading import name_processes
 from prefect_cachewatch.supervise.turns import read_each
 
-NOT_SEEN = "the container's processes are not to be seen from this host: the evidence lacks them"
 _KILL_TRIES = 10
 _ANSWER_S = 10.0
 _KILL_AGAIN_S = 1.0
@@ -159,15 +158,14 @@ class RunningContainer:
         survivors = [] if gone else self._named() or left
         return Stopped(gone, gone_after_s, terminated, left if gone else [], survivors, state)
 
-    def remove(self) -> str:
-        """Remove it with its anonymous volumes; return why not, empty if it has gone."""
+    def remove(self) -> bool:
+        """Remove it with its anonymous volumes; return whether it has gone, or is just going."""
         self.client.timeout = _REMOVE_S
         try:
             self.client.remove_container(self.container, v=True, force=True)
         except failures() as error:
-            if getattr(error, "status_code", 0) not in (404, 409):  # gone, or its removal is already under way
-                return reason_of(error)
-        return ""
+            return getattr(error, "status_code", 0) in (404, 409)
+        return True
 
     def tree(self) -> dict[int, ProcessStat]:
         """List its living processes, the first one first; those added by `exec` are not found."""
@@ -221,7 +219,7 @@ def stop_and_remove(engine_url: str, container: str, run_token: str, grace_s: fl
         if (state := running.look()) is None:
             return None
         stopped = running.stop(grace_s) if is_running(state) else Stopped(True, state=state)
-        return None if stopped.gone and running.remove() else stopped
+        return None if stopped.gone and not running.remove() else stopped
 
 
 def start_ticks_of(pid: int, container: str, run_token: str) -> int | None:

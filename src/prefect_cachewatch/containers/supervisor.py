@@ -22,9 +22,9 @@ from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.containers.creation import container_request
 from prefect_cachewatch.containers.engine import MAKE_S
-from prefect_cachewatch.containers.janitor import clear_containers, clear_run, describe_containers, labels_of_run
+from prefect_cachewatch.containers.janitor import clear_containers, clear_run, labels_of_run
 from prefect_cachewatch.containers.preflight import ContainerPlan
-from prefect_cachewatch.containers.stopping import NOT_SEEN, RunningContainer
+from prefect_cachewatch.containers.stopping import RunningContainer
 from prefect_cachewatch.errors import CommandError, GuardError, InputError
 from prefect_cachewatch.supervise.helper_client import HelperClient, spawn_helper
 from prefect_cachewatch.supervise.proc import RUN_TOKEN, is_alive
@@ -61,7 +61,7 @@ class ContainerSupervisor(HelperClient):
         self._launch = launch
         self._cache_dirs = list(cache_dirs)
         self._refused: dict[str, Any] = {}
-        self._answered_start, self._removed = threading.Event(), threading.Event()
+        self._answered_start = threading.Event()
         self._closing = False
 
     def start(self) -> None:
@@ -73,7 +73,7 @@ class ContainerSupervisor(HelperClient):
             GuardError: the warden did not start.
         """
         # A process left by a dead run may be writing into this very cache.
-        self.notes += describe_containers(clear_containers(self.plan.engine))
+        self.notes += clear_containers(self.plan.engine).leftovers
         try:
             self._spawn_warden()
             self._launch = replace(self._launch, env={})  # it contains secrets, and is not needed any more
@@ -116,8 +116,6 @@ class ContainerSupervisor(HelperClient):
     def close(self) -> None:
         """Release it; the warden stops a container that still runs, and removes one that has ended."""
         self._closing = True
-        if self._socket is not None and self.gone.is_set() and not self._was_released:
-            self._removed.wait(_CLOSE_S)
         self._hang_up()
         self._reap(_CLOSE_S)
 
@@ -173,8 +171,7 @@ class ContainerSupervisor(HelperClient):
         if not (self.gone.is_set() or self._closing or self._refused):
             self.notes.append("the warden of the container was killed")
             self._stop_from_here()
-        for event in (self._answered_start, self._removed):
-            event.set()
+        self._answered_start.set()
         self._has_ended()
 
     def _stop_from_here(self) -> None:
@@ -202,13 +199,6 @@ class ContainerSupervisor(HelperClient):
         elif event == "gone":
             state, _ = message.pop("state") or {}, message.pop("gone")
             self._take_end(state=state, **message)
-        elif event == "removed":
-            if message["problem"]:
-                self.notes.append(
-                    f"its container could not be removed ({message['problem']}): the next run in a container, or "
-                    "`cachewatch doctor`, does so"
-                )
-            self._removed.set()
         else:
             super()._take(event, message)
 
@@ -220,7 +210,7 @@ class ContainerSupervisor(HelperClient):
             f"{self.plan.engine}"
         )
         if pid is None and running:
-            self.notes.append(NOT_SEEN)
+            self.notes.append("its processes are not to be seen from this host: the evidence lacks them")
         self._answered_start.set()
 
     def _take_end(self, why: str, oom_kill_here: bool, whole_output: bool, state: dict[str, Any], **how: Any) -> None:

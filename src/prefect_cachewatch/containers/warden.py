@@ -6,11 +6,12 @@ no other process, and the warden may be killed: the flow then stops the containe
 janitor finds it by its labels.
 
 Wire format: one JSON object a line. In: first the configuration, then {"cmd": "stop", "grace_s": n}, {"cmd": "signal",
-"numbers": [n]}, {"cmd": "release"}. Out: refused or started; then kept, gone, removed.
+"numbers": [n]}, {"cmd": "release"}. Out: refused or started; then kept, gone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import math
@@ -52,12 +53,8 @@ class Warden:
         self._heard = b""
 
     def say(self, event: str, **data: Any) -> None:
-        message = json.dumps({"ev": event, **data}).encode() + b"\n"
-        try:
-            while message:
-                message = message[os.write(self.control, message) :]
-        except OSError:
-            return  # the flow has gone; the container is stopped anyway
+        with contextlib.suppress(OSError):  # if the flow has gone, the container is stopped anyway
+            write_all(self.control, json.dumps({"ev": event, **data}).encode() + b"\n")
 
     def hear(self, timeout_s: float | None, *others: int) -> list[dict[str, Any]]:
         """Wait for commands, for the end of the flow (which sets `why`), or for input on one of `others`."""
@@ -183,7 +180,7 @@ class Warden:
             time.sleep(_LOOK_EVERY_S)
             running.signal(signal.SIGKILL)
             gone = bool(running.ended())
-        self.say("removed", problem=running.remove())
+        running.remove()  # else a janitor does so
 
     def _say_gone(self, why: str, stopped: Stopped) -> None:
         # Podman does not always notice that memory ran out. A SIGKILL that we did not send, together with an out-of-memory

@@ -149,18 +149,40 @@ def test_a_cache_directory_that_no_mount_covers_is_mounted_at_its_own_path():
     assert [(mount.source, mount.target) for mount in mounts] == [("/mnt/ab", "/mnt/ab")]
 
 
-def test_engines_are_looked_for_where_they_usually_are_and_what_is_named_is_the_only_one():
-    assert engine_candidates({"DOCKER_HOST": "unix:///d", "CONTAINER_HOST": "unix:///c"}, 0) == ["unix:///d"]
-    assert engine_candidates({}, 0) == ["unix:///var/run/docker.sock", "unix:///run/podman/podman.sock"]
-    assert engine_candidates({"XDG_RUNTIME_DIR": "/run/user/7"}, 7) == [
-        "unix:///var/run/docker.sock",
-        "unix:///run/user/7/docker.sock",
-        "unix:///run/user/7/podman/podman.sock",
-        "unix:///run/podman/podman.sock",
-    ]
-    for host in ("ssh://me@host", "tcp://h:2375"):
-        with pytest.raises(InputError, match="name an engine of this host by its socket"):
-            engine_candidates({"DOCKER_HOST": host}, 0)
+@pytest.mark.parametrize(
+    ("environ", "uid", "urls"),
+    [
+        ({"DOCKER_HOST": "unix:///d", "CONTAINER_HOST": "unix:///c"}, 0, ["unix:///d"]),
+        ({"CONTAINER_HOST": "unix:///c"}, 0, ["unix:///c"]),
+        ({}, 0, ["unix:///var/run/docker.sock", "unix:///run/podman/podman.sock"]),
+        (
+            {"XDG_RUNTIME_DIR": "/run/user/7"},
+            7,
+            [
+                "unix:///var/run/docker.sock",
+                "unix:///run/user/7/docker.sock",
+                "unix:///run/user/7/podman/podman.sock",
+                "unix:///run/podman/podman.sock",
+            ],
+        ),
+    ],
+)
+def test_engines_are_looked_for_where_they_usually_are_and_what_is_named_is_the_only_one(
+    monkeypatch, environ, uid, urls
+):
+    for name in ("DOCKER_HOST", "CONTAINER_HOST", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert engine_candidates() == urls
+
+
+@pytest.mark.parametrize("host", ["ssh://me@host", "tcp://h:2375"])
+def test_an_engine_of_another_host_is_refused(monkeypatch, host):
+    monkeypatch.setenv("DOCKER_HOST", host)
+    with pytest.raises(InputError, match="name an engine of this host by its socket"):
+        find_engine()
 
 
 def test_the_command_refuses_what_is_missing_before_it_touches_anything(tmp_path, monkeypatch):
@@ -204,7 +226,7 @@ def test_an_engine_that_never_answers_costs_the_deadline_and_no_more(silent):
     with pytest.raises(failures()) as caught:
         ping(silent, 0.3)
     assert reason_of(caught.value) == "it does not answer"
-    assert clear_containers(silent).leftovers == ()
+    assert clear_containers(silent).leftovers == []
 
 
 def test_a_pid_of_somebody_else_is_not_believed():
