@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tarfile
 import tempfile
 import time
@@ -20,7 +19,7 @@ from pathlib import Path
 from tests.support import unavailable
 
 SHELL_IMAGE = "localhost/cachewatch-test/shell:1"
-PYTHON_IMAGE = "localhost/cachewatch-test/python:1"
+SPEAKING_IMAGE = "localhost/cachewatch-test/speaks:1"  # has a command of its own
 NEEDED = ("podman", "runc", "busybox", "catatonit")  # the last is the engine's init
 # A sandbox may refuse to raise limits, and podman asks for more than most have.
 _CONFIGURATION = """
@@ -31,40 +30,7 @@ cgroup_manager = "cgroupfs"
 runtime = "runc"
 events_logger = "file"
 """
-_APPLETS = (
-    "sh",
-    "sleep",
-    "echo",
-    "cat",
-    "dd",
-    "mkdir",
-    "find",
-    "stat",
-    "ls",
-    "ps",
-    "id",
-    "env",
-    "true",
-    "touch",
-    "seq",
-    "rm",
-    "yes",
-    "head",
-    "setsid",
-    "df",
-    "httpd",
-)
-_LEFT_OUT = {
-    "test",
-    "tests",
-    "idlelib",
-    "tkinter",
-    "turtledemo",
-    "ensurepip",
-    "site-packages",
-    "lib2to3",
-    "__pycache__",
-}
+_APPLETS = "sh sleep echo cat dd mkdir find stat ls ps id env true touch seq rm yes head setsid df httpd"
 
 
 @dataclass
@@ -94,11 +60,10 @@ class Engine:
         (self.home / "containers.conf").write_text(_CONFIGURATION)
         self.env = dict(os.environ) | {"CONTAINERS_CONF": str(self.home / "containers.conf")}
         self._services = 0
-        self._make_roots()
+        self._make_root()
         self._driver = self._working_driver()
-        self.podman(
-            "import", "--change", 'CMD ["sh", "-c", "echo the image speaks"]', self.home / "python.tar", PYTHON_IMAGE
-        )
+        change = 'CMD ["sh", "-c", "echo the image speaks"]'
+        self.podman("import", "--change", change, self.home / "shell.tar", SPEAKING_IMAGE)
         self.main = self.start_service()
 
     def podman(self, *arguments: object, check: bool = True, driver: str | None = None) -> str:
@@ -170,57 +135,22 @@ class Engine:
                 shutil.rmtree(self.home / "run", ignore_errors=True)
         raise RuntimeError("podman runs no container here: " + "; ".join(problems))
 
-    def _make_roots(self) -> None:
+    def _make_root(self) -> None:
         busybox = shutil.which("busybox")
         assert busybox is not None
-        for name in ("shell", "python"):
-            with tarfile.open(self.home / f"{name}.tar", "w") as tar:
-                for directory in ("tmp", "etc", "proc", "sys", "dev", "cache"):
-                    entry = tarfile.TarInfo(directory)
-                    entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if directory in ("tmp", "cache") else 0o755
-                    tar.addfile(entry)
-                tar.add(busybox, "bin/busybox")
-                for applet in _APPLETS:
-                    entry = tarfile.TarInfo(f"bin/{applet}")
-                    entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
-                    tar.addfile(entry)
-                plain = tarfile.TarInfo("bin/not-executable")
-                plain.mode = 0o644
-                tar.addfile(plain)
-                if name == "python":
-                    _add_python(tar)
-
-
-def _add_python(tar: tarfile.TarFile) -> None:
-    """This very Python at its own place, with the libraries it needs, and without what no script of the tests uses."""
-    real = os.path.realpath(sys.executable)
-    library = os.path.dirname(os.__file__)
-    tar.add(real, real)
-    entry = tarfile.TarInfo("bin/python3")
-    entry.type, entry.linkname = tarfile.SYMTYPE, real
-    tar.addfile(entry)
-
-    def wanted(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        name = os.path.basename(info.name)
-        return None if name in _LEFT_OUT or name.startswith("config-") or name.endswith(".a") else info
-
-    tar.add(library, library, filter=wanted)
-    dynamic = [
-        os.path.join(library, "lib-dynload", name) for name in ("_json", "_heapq", "_struct", "_ctypes", "array")
-    ]
-    libraries = set()
-    for program in [real, *(found for stem in dynamic for found in _matching(stem))]:
-        shown = subprocess.run(["ldd", program], check=False, capture_output=True, text=True).stdout
-        libraries |= {word for line in shown.splitlines() for word in line.split() if word.startswith("/")}
-    for path in sorted(libraries):
-        tar.add(os.path.realpath(path), path)
-
-
-def _matching(stem: str) -> list[str]:
-    directory, name = os.path.split(stem)
-    if not os.path.isdir(directory):
-        return []
-    return [os.path.join(directory, found) for found in os.listdir(directory) if found.startswith(f"{name}.")]
+        with tarfile.open(self.home / "shell.tar", "w") as tar:
+            for directory in ("tmp", "etc", "proc", "sys", "dev", "cache"):
+                entry = tarfile.TarInfo(directory)
+                entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if directory in ("tmp", "cache") else 0o755
+                tar.addfile(entry)
+            tar.add(busybox, "bin/busybox")
+            for applet in _APPLETS.split():
+                entry = tarfile.TarInfo(f"bin/{applet}")
+                entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
+                tar.addfile(entry)
+            plain = tarfile.TarInfo("bin/not-executable")
+            plain.mode = 0o644
+            tar.addfile(plain)
 
 
 @contextlib.contextmanager

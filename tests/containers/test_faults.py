@@ -228,9 +228,11 @@ def hanging(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", mount], check=False)
 
 
-def test_a_process_that_no_signal_ends_is_named_and_its_container_removed_once_it_has_ended(engine, cache, hanging):
+def test_a_process_that_no_signal_ends_is_named_alone_and_its_container_removed_once_it_has_ended(
+    engine, cache, hanging
+):
     report = cache.parent / "report.json"
-    script = "exec 3>/slow/file; echo x >&3; echo up; sleep 7777; true"  # its end waits for the file to be closed
+    script = "exec 3>/slow/file; echo x >&3; echo up; sleep 7777 3>&-; true"  # its end waits for the file to be closed
     options = ("--volume", f"{hanging}:/slow", "--first-write-within", "2s", "--report", report)
     pid = int(hanging.with_name("fuse.pid").read_text())
     with running(argv(cache, script, *options)) as process:
@@ -238,7 +240,8 @@ def test_a_process_that_no_signal_ends_is_named_and_its_container_removed_once_i
         os.kill(pid, signal.SIGUSR1)
         assert process.wait(3 * PATIENCE_S) == 124
         found = json.loads(report.read_text())
-        assert [who["argv"][0] for who in found["stop"]["survivors"]] == ["sh"]
+        assert [who["argv"] for who in found["stop"]["survivors"]] == [["[sh]"]]
+        assert [who["argv"] for who in found["stop"]["killed"]] == [["sleep", "7777"]]
         assert len(engine.containers()) == 1
         os.kill(pid, signal.SIGUSR2)
     assert eventually(lambda: not engine.containers())

@@ -149,14 +149,15 @@ class RunningContainer:
                 self.signal(signal.SIGKILL)
                 if self._await_end(time.monotonic() + _KILL_AGAIN_S, _sleep):
                     break
-                if self.pid is not None:  # the engine was asked, without effect
-                    send_signal(self.pid, self.start_ticks, signal.SIGKILL)
+                # The engine was asked, without effect. Where the first process hangs in its end, the kernel ends no other.
+                for pid, found in self.tree().items():
+                    send_signal(pid, found.start_ticks, signal.SIGKILL)
         ended, gone_after_s = self.ended(), time.monotonic() - began
         state = self.final_state(0.0 if self.silent else _ANSWER_S) if ended or self.pid is None else None
-        gone, pids = bool(ended) or state is not None, {who["pid"] for who in left}
-        terminated = [who for who in before if who["pid"] not in pids]
+        gone = bool(ended) or state is not None
         survivors = [] if gone else self._named() or left
-        return Stopped(gone, gone_after_s, terminated, left if gone else [], survivors, state)
+        terminated, killed = _without(before, left), _without(left, survivors)
+        return Stopped(gone, gone_after_s, terminated, killed, survivors, state)
 
     def remove(self) -> bool:
         """Remove it with its anonymous volumes; return whether it has gone, or is just going."""
@@ -248,6 +249,11 @@ def start_ticks_of(pid: int, container: str, run_token: str) -> int | None:
         return None
     after = read_stat(pid)
     return before.start_ticks if after is not None and after.start_ticks == before.start_ticks else None
+
+
+def _without(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    pids = {who["pid"] for who in others}
+    return [who for who in some if who["pid"] not in pids]
 
 
 def _sleep(seconds: float) -> float:
