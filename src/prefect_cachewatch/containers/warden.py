@@ -200,7 +200,8 @@ def pass_on(stream: Any, stdout: int, stderr: int) -> None:
     """
     try:
         for out, err in stream:
-            write_all(stdout if err is None else stderr, err if out is None else out)
+            write_all(stdout, out or b"")
+            write_all(stderr, err or b"")
     except failures():
         pass  # the engine has gone, or the reader of our pipes has
     finally:
