@@ -7,8 +7,8 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
-import sys
 import tarfile
 import tempfile
 import time
@@ -16,11 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
 from tests.support import unavailable
 
 SHELL_IMAGE = "localhost/cachewatch-test/shell:1"
-PYTHON_IMAGE = "localhost/cachewatch-test/python:1"
+SPEAKING_IMAGE = "localhost/cachewatch-test/speaks:1"  # has a command of its own
 NEEDED = ("podman", "runc", "busybox", "catatonit")  # the last is the engine's init
 # A sandbox may refuse to raise limits, and podman asks for more than most have.
 _CONFIGURATION = """
@@ -31,40 +30,7 @@ cgroup_manager = "cgroupfs"
 runtime = "runc"
 events_logger = "file"
 """
-_APPLETS = (
-    "sh",
-    "sleep",
-    "echo",
-    "cat",
-    "dd",
-    "mkdir",
-    "find",
-    "stat",
-    "ls",
-    "ps",
-    "id",
-    "env",
-    "true",
-    "touch",
-    "seq",
-    "rm",
-    "yes",
-    "head",
-    "setsid",
-    "df",
-    "httpd",
-)
-_LEFT_OUT = {
-    "test",
-    "tests",
-    "idlelib",
-    "tkinter",
-    "turtledemo",
-    "ensurepip",
-    "site-packages",
-    "lib2to3",
-    "__pycache__",
-}
+_APPLETS = "sh sleep echo cat dd mkdir find stat ls ps id env true touch seq rm yes head setsid df httpd"
 
 
 @dataclass
@@ -74,9 +40,9 @@ class Service:
     url: str
     process: subprocess.Popen[bytes]
 
-    @property
-    def http(self) -> EngineHttp:
-        return EngineHttp(self.url)
+    def answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(self.url.removeprefix("unix://")) == 0
 
     def kill(self) -> None:
         self.process.kill()
@@ -94,11 +60,10 @@ class Engine:
         (self.home / "containers.conf").write_text(_CONFIGURATION)
         self.env = dict(os.environ) | {"CONTAINERS_CONF": str(self.home / "containers.conf")}
         self._services = 0
-        self._make_roots()
+        self._make_root()
         self._driver = self._working_driver()
-        self.podman(
-            "import", "--change", 'CMD ["sh", "-c", "echo the image speaks"]', self.home / "python.tar", PYTHON_IMAGE
-        )
+        change = 'CMD ["sh", "-c", "echo the image speaks"]'
+        self.podman("import", "--change", change, self.home / "shell.tar", SPEAKING_IMAGE)
         self.main = self.start_service()
 
     def podman(self, *arguments: object, check: bool = True, driver: str | None = None) -> str:
@@ -110,25 +75,22 @@ class Engine:
             raise RuntimeError(f"podman {arguments}: {done.stderr}")
         return done.stdout.strip()
 
-    def start_service(self, tcp_port: int | None = None) -> Service:
+    def start_service(self) -> Service:
         self._services += 1
-        url = f"unix://{self.home}/{self._services}.sock" if tcp_port is None else f"tcp://127.0.0.1:{tcp_port}"
+        url = f"unix://{self.home}/{self._services}.sock"
         command = [*self._command(self._driver), "system", "service", "--time", "0", url]
         log = (self.home / f"{self._services}.log").open("wb")
         process = subprocess.Popen(command, cwd=self.home, env=self.env, stdout=log, stderr=log, start_new_session=True)
         log.close()
         service = Service(url, process)
         deadline = time.monotonic() + 60
-        while True:
-            try:
-                service.http.call("GET", "/_ping", 5.0)
-                return service
-            except (EngineSilent, EngineRefused):
-                if time.monotonic() > deadline or process.poll() is not None:
-                    raise RuntimeError(
-                        f"podman's service did not start: {(self.home / f'{self._services}.log').read_text()}"
-                    ) from None
-                time.sleep(0.1)
+        while not service.answers():
+            if time.monotonic() > deadline or process.poll() is not None:
+                raise RuntimeError(
+                    f"podman's service did not start: {(self.home / f'{self._services}.log').read_text()}"
+                )
+            time.sleep(0.1)
+        return service
 
     def containers(self) -> list[str]:
         """All containers there are, running or not."""
@@ -173,57 +135,22 @@ class Engine:
                 shutil.rmtree(self.home / "run", ignore_errors=True)
         raise RuntimeError("podman runs no container here: " + "; ".join(problems))
 
-    def _make_roots(self) -> None:
+    def _make_root(self) -> None:
         busybox = shutil.which("busybox")
         assert busybox is not None
-        for name in ("shell", "python"):
-            with tarfile.open(self.home / f"{name}.tar", "w") as tar:
-                for directory in ("tmp", "etc", "proc", "sys", "dev", "cache"):
-                    entry = tarfile.TarInfo(directory)
-                    entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if directory in ("tmp", "cache") else 0o755
-                    tar.addfile(entry)
-                tar.add(busybox, "bin/busybox")
-                for applet in _APPLETS:
-                    entry = tarfile.TarInfo(f"bin/{applet}")
-                    entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
-                    tar.addfile(entry)
-                plain = tarfile.TarInfo("bin/not-executable")
-                plain.mode = 0o644
-                tar.addfile(plain)
-                if name == "python":
-                    _add_python(tar)
-
-
-def _add_python(tar: tarfile.TarFile) -> None:
-    """This very Python at its own place, with the libraries it needs, and without what no script of the tests uses."""
-    real = os.path.realpath(sys.executable)
-    library = os.path.dirname(os.__file__)
-    tar.add(real, real)
-    entry = tarfile.TarInfo("bin/python3")
-    entry.type, entry.linkname = tarfile.SYMTYPE, real
-    tar.addfile(entry)
-
-    def wanted(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        name = os.path.basename(info.name)
-        return None if name in _LEFT_OUT or name.startswith("config-") or name.endswith(".a") else info
-
-    tar.add(library, library, filter=wanted)
-    dynamic = [
-        os.path.join(library, "lib-dynload", name) for name in ("_json", "_heapq", "_struct", "_ctypes", "array")
-    ]
-    libraries = set()
-    for program in [real, *(found for stem in dynamic for found in _matching(stem))]:
-        shown = subprocess.run(["ldd", program], check=False, capture_output=True, text=True).stdout
-        libraries |= {word for line in shown.splitlines() for word in line.split() if word.startswith("/")}
-    for path in sorted(libraries):
-        tar.add(os.path.realpath(path), path)
-
-
-def _matching(stem: str) -> list[str]:
-    directory, name = os.path.split(stem)
-    if not os.path.isdir(directory):
-        return []
-    return [os.path.join(directory, found) for found in os.listdir(directory) if found.startswith(f"{name}.")]
+        with tarfile.open(self.home / "shell.tar", "w") as tar:
+            for directory in ("tmp", "etc", "proc", "sys", "dev", "cache"):
+                entry = tarfile.TarInfo(directory)
+                entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if directory in ("tmp", "cache") else 0o755
+                tar.addfile(entry)
+            tar.add(busybox, "bin/busybox")
+            for applet in _APPLETS.split():
+                entry = tarfile.TarInfo(f"bin/{applet}")
+                entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
+                tar.addfile(entry)
+            plain = tarfile.TarInfo("bin/not-executable")
+            plain.mode = 0o644
+            tar.addfile(plain)
 
 
 @contextlib.contextmanager

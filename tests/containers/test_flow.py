@@ -5,17 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import signal
-import subprocess
-import sys
-import textwrap
 import uuid
 from pathlib import Path
 
 import pytest
 from prefect.blocks.system import Secret
 from prefect.client.orchestration import get_client
-from prefect.settings import PREFECT_API_URL
 
 from prefect_cachewatch.config import CacheJob, ContainerSpec, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.flows.generation import generate_cache
@@ -23,7 +18,6 @@ from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.run.placement import find_image
 from tests.containers.engine import SHELL_IMAGE
 from tests.prefect_database import harness as prefect_harness
-from tests.support import eventually
 
 FAST = {
     "stall": StallPolicy(stall_after_s=2, first_write_within_s=60, poll_s=0.3),
@@ -128,25 +122,3 @@ def test_a_tag_that_leads_to_another_image_is_another_cache(harness, engine, tmp
     ]
     assert sorted(versions) == sorted(told)
     engine.podman("rmi", "--force", image)
-
-
-def test_the_container_of_a_flow_process_that_was_killed_is_gone(harness, engine, cache, tmp_path):
-    source = f"""
-        from pathlib import Path
-        from prefect_cachewatch.config import CacheJob, ContainerSpec
-        from prefect_cachewatch.flows.generation import generate_cache
-        job = CacheJob(name="killed", command=["sh", "-c", "echo x > {cache}/up; sleep 999; true"],
-                       cache_dirs=[Path({str(cache)!r})], container=ContainerSpec(image={SHELL_IMAGE!r}))
-        generate_cache(job)
-    """
-    log = (tmp_path / "log").open("wb")
-    env = dict(os.environ) | {"PREFECT_API_URL": str(PREFECT_API_URL.value())}
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(source)], stdout=log, stderr=log, env=env)
-    try:
-        assert eventually((cache / "up").exists, 120), (tmp_path / "log").read_text()
-        assert engine.containers()
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait(60)
-        log.close()
-    assert eventually(lambda: not engine.containers())

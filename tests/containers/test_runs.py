@@ -9,7 +9,7 @@ import pytest
 
 from prefect_cachewatch import CacheJob, ContainerSpec, watch
 from prefect_cachewatch.errors import InputError
-from tests.containers.engine import PYTHON_IMAGE, SHELL_IMAGE
+from tests.containers.engine import SHELL_IMAGE, SPEAKING_IMAGE
 from tests.support import eventually, exec_argv, run_exec, running
 
 WRITES = "for i in 1 2 3; do dd if=/dev/zero of=$CACHE/f$i bs=1M count=2 2>/dev/null; done; "
@@ -43,7 +43,7 @@ def test_a_program_that_the_image_lacks_is_127_and_one_that_cannot_be_executed_1
 
 
 def test_an_image_runs_its_own_command_and_one_without_is_refused(cache):
-    ran = run_exec(cache, "--image", PYTHON_IMAGE, "--allow-empty", command=[])
+    ran = run_exec(cache, "--image", SPEAKING_IMAGE, "--allow-empty", command=[])
     assert (ran.status, ran.stdout) == (0, "the image speaks\n")
     refused = run_exec(cache, "--image", SHELL_IMAGE, command=[])
     assert refused.status == 125

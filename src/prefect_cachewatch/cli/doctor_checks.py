@@ -18,9 +18,8 @@ from prefect_cachewatch.common.bounded import Bounded
 from prefect_cachewatch.common.directories import FileRefused, open_own_directory, state_directory
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_count
-from prefect_cachewatch.containers.engine import EngineAddress, engine_candidates, sdk
-from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
-from prefect_cachewatch.containers.janitor import clear_containers, describe_containers
+from prefect_cachewatch.containers.engine import engine_candidates, failures, ping, reason_of
+from prefect_cachewatch.containers.janitor import clear_containers
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.proctree import read_memory
 from prefect_cachewatch.postmortem.stacks import find_py_spy
@@ -114,31 +113,27 @@ def check_engine(patience_s: float = _ENGINE_S) -> Check:
         candidates = engine_candidates()
     except InputError as error:
         return Check("engine", "warning", error.message, costs)
-    version, why = _ping_first(candidates, patience_s)
+    try:
+        version, why = _ping_first(candidates, patience_s)
+    except InputError:
+        return Check("engine", "warning", "no docker SDK", costs, "pip install 'prefect-cachewatch[docker]'")
     if version is None:
         return Check("engine", "warning", f"none answers ({why})", costs, "start Docker or podman, or set DOCKER_HOST")
-    try:
-        sdk()
-    except InputError:
-        return Check(
-            "engine", "warning", f"{version}, without its SDK", costs, "pip install 'prefect-cachewatch[docker]'"
-        )
     return Check("engine", "ok", version)
 
 
-def _ping_first(candidates: Sequence[EngineAddress], patience_s: float) -> tuple[str | None, str]:
+def _ping_first(candidates: Sequence[str], patience_s: float) -> tuple[str | None, str]:
     """Return the first engine that answers, in words, or why the first one does not."""
     reasons = []
-    for address in candidates:
-        ping = functools.partial(EngineHttp(address.url).ping, patience_s)
+    for url in candidates:
         try:
-            api_version, is_podman = Bounded().call(ping, 2 * patience_s)
+            api_version, is_podman = Bounded().call(functools.partial(ping, url, patience_s), 2 * patience_s)
         except TimeoutError:
-            reasons.append(f"{address}: no answer in time")
-        except (EngineSilent, EngineRefused) as error:
-            reasons.append(f"{address}: {error}")
+            reasons.append(f"{url}: no answer in time")
+        except failures() as error:
+            reasons.append(f"{url}: {reason_of(error)}")
         else:
-            return f"{'podman' if is_podman else 'Docker'}, API {api_version}, at {for_terminal(str(address))}", ""
+            return f"{'podman' if is_podman else 'Docker'}, API {api_version}, at {for_terminal(url)}", ""
     return None, for_terminal(reasons[0], 200)
 
 
@@ -213,9 +208,9 @@ def check_leftovers(files: Files) -> Check:
     facts = {
         "running": processes.running + containers.running,
         "left_over": len(processes.leftovers) + len(containers.leftovers),
-        "survivors": len(processes.survivors) + len(containers.survivors),
+        "survivors": len(processes.survivors) + containers.survivors,
     }
-    said = [*describe_leftovers(processes), *describe_containers(containers)]
+    said = [*describe_leftovers(processes), *containers.leftovers]
     found = "; ".join([f"{format_count(facts['running'], 'guarded run')}, {facts['left_over']} left over", *said])
     if facts["survivors"] or processes.refusals:
         return Check("leftover", "warning", found, "room and devices that it holds", "look what it waits for", facts)

@@ -1,4 +1,4 @@
-"""Builds the engine's creation request from a container's specification; pure."""
+"""Builds the engine's creation request from a container's specification."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prefect_cachewatch.common.mounts import is_in
-from prefect_cachewatch.config.container import ContainerMount, ContainerSpec, DeviceMapping
+from prefect_cachewatch.config.container import ContainerMount, ContainerSpec
+from prefect_cachewatch.containers.engine import API_VERSION, sdk
 
-_LOG_MAX = "16m"
+# The log is drained as it comes; a second copy in the engine's own files must not fill its disk.
+_LOG = {"type": "json-file", "config": {"max-size": "16m"}}
 
 
 def container_request(
@@ -18,7 +20,7 @@ def container_request(
     labels: Mapping[str, str],
     extra_mounts: Sequence[ContainerMount] = (),
 ) -> dict[str, Any]:
-    """Make the body of `POST /containers/create`.
+    """Make the body of `POST /containers/create`; the engine neither restarts nor removes the container by itself.
 
     Args:
         spec: the job's specification.
@@ -32,55 +34,42 @@ def container_request(
 
     Example:
         >>> request = container_request(ContainerSpec(image="i"), ["gen"], {"A": "b"}, {})
-        >>> request["Cmd"], request["Env"], request["HostConfig"]["AutoRemove"]
-        (['gen'], ['A=b'], False)
+        >>> request["Cmd"], request["Env"], request["HostConfig"].get("AutoRemove")
+        (['gen'], ['A=b'], None)
     """
-    host: dict[str, Any] = {
-        # The exit code must be read first; the warden removes the container.
-        "AutoRemove": False,
-        "RestartPolicy": {"Name": "no"},
-        "Privileged": False,
-        "Mounts": [_mount(mount) for mount in (*spec.mounts, *extra_mounts)],
-        "Devices": [_device(device) for device in spec.devices],
-        # The log is drained as it comes; a second copy in the engine's own files must not fill its disk.
-        "LogConfig": {"Type": "json-file", "Config": {"max-size": _LOG_MAX}},
-    }
-    if spec.gpus is not None:
-        host["DeviceRequests"] = [_gpus(spec.gpus)]
-    if spec.shm_size_bytes is not None:
-        host["ShmSize"] = spec.shm_size_bytes
-    if spec.ulimits:
-        host["Ulimits"] = [_ulimit(name, str(limit)) for name, limit in spec.ulimits.items()]
-    if spec.network is not None:
-        host["NetworkMode"] = spec.network
-    if spec.ports:
-        host["PortBindings"] = dict(map(_port, spec.ports))
-    if spec.memory_bytes is not None:
-        host["Memory"] = host["MemorySwap"] = spec.memory_bytes
-    if spec.init:
-        host["Init"] = True
-    request: dict[str, Any] = {
-        "Image": spec.image,
-        "Env": [f"{name}={value}" for name, value in env.items()],
-        "Labels": dict(labels),
-        "AttachStdin": False,
-        "AttachStdout": True,
-        "AttachStderr": True,
-        "OpenStdin": False,
-        "Tty": False,
-        "HostConfig": host,
-    }
-    if spec.ports:
-        request["ExposedPorts"] = {name: {} for name in host["PortBindings"]}
-    if command:
-        request["Cmd"] = list(command)
-    if spec.entrypoint is not None:
-        request["Entrypoint"] = list(spec.entrypoint)
-    if spec.user is not None:
-        request["User"] = spec.user
-    if spec.workdir is not None:
-        request["WorkingDir"] = spec.workdir
-    return request
+    types = sdk().types
+    ports = dict(map(_port, spec.ports))
+    host = types.HostConfig(
+        API_VERSION,
+        mounts=[
+            types.Mount(one.target, one.source, "volume" if one.is_volume else "bind", one.read_only)
+            for one in (*spec.mounts, *extra_mounts)
+        ],
+        devices=[f"{one.host}:{one.container or one.host}:{one.permissions}" for one in spec.devices],
+        device_requests=[_gpus(spec.gpus)] if spec.gpus else None,
+        shm_size=spec.shm_size_bytes,
+        ulimits=[_ulimit(name, str(limit)) for name, limit in spec.ulimits.items()] or None,
+        network_mode=spec.network,
+        port_bindings=ports or None,
+        mem_limit=spec.memory_bytes,
+        memswap_limit=spec.memory_bytes,
+        init=spec.init or None,
+        log_config=_LOG,
+    )
+    return dict(
+        types.ContainerConfig(
+            API_VERSION,
+            spec.image,
+            list(command) or None,
+            environment=dict(env),
+            labels=dict(labels),
+            ports=[(port.partition("/")[0], "tcp") for port in ports] or None,
+            entrypoint=spec.entrypoint,
+            user=spec.user,
+            working_dir=spec.workdir,
+            host_config=host,
+        )
+    )
 
 
 def covering_mount(path: str, mounts: Sequence[ContainerMount]) -> ContainerMount | None:
@@ -96,32 +85,18 @@ def covering_mount(path: str, mounts: Sequence[ContainerMount]) -> ContainerMoun
     return max(found, key=lambda mount: len(mount.source.rstrip("/")), default=None)
 
 
-def _mount(mount: ContainerMount) -> dict[str, Any]:
-    kind = "volume" if mount.is_volume else "bind"
-    return {"Type": kind, "Source": mount.source, "Target": mount.target, "ReadOnly": mount.read_only}
-
-
-def _device(device: DeviceMapping) -> dict[str, str]:
-    return {
-        "PathOnHost": device.host,
-        "PathInContainer": device.container or device.host,
-        "CgroupPermissions": device.permissions,
-    }
-
-
 def _gpus(asked: str) -> dict[str, Any]:
-    request: dict[str, Any] = {"Driver": "nvidia", "Capabilities": [["gpu"]]}
-    if asked.startswith("device="):
-        return request | {"DeviceIDs": asked.removeprefix("device=").split(",")}
-    return request | {"Count": -1 if asked == "all" else int(asked)}
+    which = asked.removeprefix("device=").split(",") if asked.startswith("device=") else None
+    count = None if which else -1 if asked == "all" else int(asked)
+    return {"driver": "nvidia", "capabilities": [["gpu"]], "device_ids": which, "count": count}
 
 
-def _port(text: str) -> tuple[str, list[dict[str, str]]]:
+def _port(text: str) -> tuple[str, tuple[str, str]]:
     rest, _, inside = text.rpartition(":")
     address, _, outside = rest.rpartition(":")
-    return f"{inside}/tcp", [{"HostIp": address.strip("[]") or "127.0.0.1", "HostPort": outside}]
+    return f"{inside}/tcp", (address.strip("[]") or "127.0.0.1", outside)
 
 
 def _ulimit(name: str, limit: str) -> dict[str, Any]:
     soft, _, hard = limit.partition(":")
-    return {"Name": name, "Soft": int(soft), "Hard": int(hard or soft)}
+    return {"name": name, "soft": int(soft), "hard": int(hard or soft)}

@@ -1,44 +1,28 @@
-"""Finds Docker's or podman's socket and opens the docker SDK's client on it.
+"""Finds Docker's or podman's socket and opens the docker SDK's client on it; each refusal is one sentence.
 
-Every refusal is one sentence that lists what was tried. The SDK comes with the extra `docker`.
+The SDK comes with the extra `docker`, takes a tenth of a second, and is imported only where an engine is asked.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-import urllib.parse
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 from prefect_cachewatch.common.secrets import redact
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
 from prefect_cachewatch.errors import InputError
 
-CALL_S = 20.0
-_HEADER_BYTES = 8
-_NEW_CONTAINER_S = 120.0
-
-
-@dataclass(frozen=True)
-class EngineAddress:
-    """An engine's URL, its source (engine, DOCKER_HOST, CONTAINER_HOST or default), and its answer."""
-
-    url: str
-    source: str
-    api_version: str = ""
-    is_podman: bool = False
-
-    @property
-    def is_local(self) -> bool:
-        """Whether its host paths are this machine's."""
-        return self.url.startswith("unix://")
-
-    def __str__(self) -> str:
-        return self.url if self.source == "default" else f"{self.url} ({self.source})"
+#: An engine that hangs delays each request that long and no longer.
+CALL_S = 5.0
+#: A busy engine takes its time to make a container.
+MAKE_S = 120.0
+#: The version of the API that the requests need; each engine is spoken to in its own.
+API_VERSION = "1.40"
+_PING_S = 20.0
 
 
 def sdk() -> Any:
@@ -51,7 +35,6 @@ def sdk() -> Any:
         InputError: it is not installed.
     """
     try:
-        importlib.import_module("docker.errors")  # an extra, and half a second
         return importlib.import_module("docker")
     except ImportError:
         raise InputError(
@@ -60,61 +43,47 @@ def sdk() -> Any:
         ) from None
 
 
-def engine_candidates(environ: Mapping[str, str] | None = None, uid: int | None = None) -> list[EngineAddress]:
+def engine_candidates() -> list[str]:
     """List the engines to try, in order; one that a variable names is the only one.
 
-    Args:
-        environ: default `os.environ`.
-        uid: default this user's.
-
     Returns:
-        Addresses.
+        URLs.
 
     Raises:
         InputError: DOCKER_HOST or CONTAINER_HOST names an engine with an unsupported transport.
-
-    Example:
-        >>> [str(one) for one in engine_candidates({"DOCKER_HOST": "unix:///tmp/x.sock"})]
-        ['unix:///tmp/x.sock (DOCKER_HOST)']
     """
-    env = os.environ if environ is None else environ
-    uid = os.geteuid() if uid is None else uid
     for variable in ("DOCKER_HOST", "CONTAINER_HOST"):
-        if url := env.get(variable):
-            if not url.startswith(("unix:///", "tcp://")) or (
-                url.startswith("tcp://") and env.get("DOCKER_TLS_VERIFY")
-            ):
+        if url := os.environ.get(variable):
+            if not url.startswith("unix:///"):
                 raise InputError(
-                    f"{variable} is {for_terminal(redact(url))}, and an engine is spoken to over unix:// or plain tcp://: "
-                    "forward its socket, as in ssh -L /tmp/engine.sock:/var/run/docker.sock HOST, and set "
-                    f"{variable}=unix:///tmp/engine.sock"
+                    f"{variable} is {for_terminal(redact(url))}, and a cache is measured on this host: name an engine of this "
+                    f"host by its socket, as in {variable}=unix:///var/run/docker.sock"
                 )
-            return [EngineAddress(url, variable)]
-    runtime = env.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
+            return [url]
+    uid = os.geteuid()
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
     own = [f"{runtime}/docker.sock", f"{runtime}/podman/podman.sock"]
     paths = ["/var/run/docker.sock", *([] if uid == 0 else own), "/run/podman/podman.sock"]
-    return [EngineAddress(f"unix://{path}", "default") for path in paths]
+    return [f"unix://{path}" for path in paths]
 
 
-def find_engine() -> EngineAddress:
+def find_engine() -> str:
     """Find the first engine that answers.
 
     Returns:
-        Its address.
+        Its URL.
 
     Raises:
         InputError: no engine answers; the message lists those that were tried and their answers.
     """
     sdk()
     tried = []
-    for address in engine_candidates():
+    for url in engine_candidates():
         try:
-            # Not the version request: for that podman asks the package manager, which takes seconds on a busy machine.
-            api_version, is_podman = EngineHttp(address.url).ping(CALL_S)
-        except (EngineSilent, EngineRefused) as error:
-            tried.append(f"{address}: {error}")
-            continue
-        return replace(address, api_version=api_version, is_podman=is_podman)
+            ping(url, _PING_S)
+            return url
+        except failures() as error:
+            tried.append(f"{url}: {reason_of(error)}")
     raise InputError(
         f"no container engine answers (tried {'; '.join(tried)}): start Docker, or podman's service with "
         "`systemctl start podman.socket`, or name its socket with DOCKER_HOST"
@@ -127,97 +96,80 @@ def find_image_id(image: str) -> str:
     Args:
         image: its name.
     """
-    for address in engine_candidates():
-        path = f"/images/{urllib.parse.quote(image, safe='/:@')}/json"
-        try:
-            found = EngineHttp(address.url).call("GET", path, CALL_S)
-        except EngineSilent:
-            continue
-        except EngineRefused:
-            return ""
-        return str(found.get("Id") or "") if isinstance(found, dict) else ""
+    with suppress(InputError, *failures()), closing(connect(find_engine())) as client:
+        return str(client.inspect_image(image).get("Id") or "")
     return ""
 
 
-def open_client(address: EngineAddress, timeout_s: float = _NEW_CONTAINER_S) -> Any:
-    """Open the SDK's low-level client.
+def ping(url: str, timeout_s: float) -> tuple[str, bool]:
+    """Ping an engine; return its version of Docker's API, and whether it is podman.
+
+    Not the version request: for that podman asks the package manager, which takes seconds on a busy machine.
 
     Args:
-        address: of the engine.
-        timeout_s: the longest wait for an answer.
+        url: `unix:///path`.
+        timeout_s: the longest wait.
+    """
+    with socket.socket(socket.AF_UNIX) as probe:  # its own reason, and no SDK, where there is no engine
+        probe.settimeout(timeout_s)
+        probe.connect(url.removeprefix("unix://"))
+    with closing(sdk().APIClient(base_url=url, version=API_VERSION, timeout=timeout_s)) as client:
+        answer = client.get(f"{client.base_url}/_ping", timeout=timeout_s)
+        answer.raise_for_status()
+    return answer.headers.get("Api-Version") or API_VERSION, "Libpod-API-Version" in answer.headers
+
+
+def connect(url: str, timeout_s: float = CALL_S) -> Any:
+    """Open the SDK's low-level client for an engine that answers.
+
+    Args:
+        url: `unix:///path`.
+        timeout_s: the longest wait for each answer; the client's `timeout`.
 
     Returns:
         A `docker.APIClient`; the caller closes it.
 
     Raises:
-        InputError: the engine does not answer.
+        OSError: the engine does not answer; see `failures`.
     """
-    docker = sdk()
-    with engine_errors(address, "be reached"):
-        return docker.APIClient(base_url=address.url, version=address.api_version or "auto", timeout=timeout_s)
+    version, _ = ping(url, timeout_s)
+    return sdk().APIClient(base_url=url, version=version, timeout=timeout_s)
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """Return the exceptions of a request: the SDK's own, and its transport's, which are OSErrors."""
+    try:
+        return sdk().errors.DockerException, OSError
+    except InputError:
+        return (OSError,)
 
 
 @contextmanager
-def engine_errors(address: EngineAddress, what: str) -> Iterator[None]:
+def engine_errors(url: str, what: str) -> Iterator[None]:
     """Turn the SDK's exceptions into one sentence.
 
     Args:
-        address: of the engine.
+        url: of the engine.
         what: the end of the sentence "could not ...".
 
     Raises:
         InputError: the engine refused, or did not answer.
     """
-    docker = sdk()
-    import requests  # noqa: PLC0415 - noqa: PLC0415 - the SDK's own transport
-
     try:
         yield
-    except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-        raise InputError(f"the container engine at {address} could not {what}: {_reason(error)}") from error
+    except failures() as error:
+        raise InputError(f"the container engine at {url} could not {what}: {reason_of(error)}") from error
 
 
-def whole_frames(buffer: bytearray) -> Iterator[tuple[int, bytes]]:
-    """Take the complete frames out of the data of an attached stream.
-
-    Args:
-        buffer: frames of stream number, three zeros, length and payload; the beginning of an incomplete frame stays in
-            it.
-
-    Returns:
-        Stream number (2 for standard error) and payload of each.
-
-    Example:
-        >>> buffer = bytearray(b"\\1\\0\\0\\0\\0\\0\\0\\2hi\\2")
-        >>> list(whole_frames(buffer)), bytes(buffer)
-        ([(1, b'hi')], b'\\x02')
-    """
-    while len(buffer) >= _HEADER_BYTES:
-        end = _HEADER_BYTES + int.from_bytes(buffer[4:_HEADER_BYTES])
-        if len(buffer) < end:
-            return
-        stream, payload = buffer[0], bytes(buffer[_HEADER_BYTES:end])
-        del buffer[:end]
-        yield stream, payload
-
-
-def _reason(error: BaseException) -> str:
-    """Return the engine's own words, else the innermost reason of the transport's error."""
-    explanation = getattr(error, "explanation", None)
-    if explanation:
-        return for_terminal(redact(str(explanation).strip().rstrip(".")), 300)
-    inner: BaseException = error
-    while (deeper := inner.__cause__ or inner.__context__ or _wrapped(inner)) is not None:
+def reason_of(error: BaseException) -> str:
+    """Return the engine's own words, else the innermost reason of the transport's error; harmless for a terminal."""
+    if explanation := getattr(error, "explanation", None):
+        return for_terminal(redact(str(explanation).strip().rstrip(".")), 400)
+    inner = error
+    while (deeper := inner.__cause__ or inner.__context__) is not None:
         inner = deeper
-    if isinstance(inner, OSError) and inner.strerror:
-        return inner.strerror
-    if "timed out" in str(inner).lower():
+    if isinstance(inner, TimeoutError) or "timed out" in str(inner).lower():
         return "it does not answer"
-    return for_terminal(redact(str(inner) or type(inner).__name__), 300)
-
-
-def _wrapped(error: BaseException) -> BaseException | None:
-    reason = getattr(error, "reason", None)
-    if isinstance(reason, BaseException):
-        return reason
-    return next((part for part in error.args if isinstance(part, BaseException)), None)
+    return (inner.strerror if isinstance(inner, OSError) else "") or for_terminal(
+        redact(str(inner) or repr(inner)), 300
+    )

@@ -7,153 +7,139 @@ guards have ended, and which was not left running on purpose.
 from __future__ import annotations
 
 import os
-import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.containers.engine import engine_candidates
-from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
-from prefect_cachewatch.containers.labels import LEFT_RUNNING, RUN_LABEL
-from prefect_cachewatch.containers.stopping import CALL_S, RunningContainer, is_running
+from prefect_cachewatch.containers.engine import connect, engine_candidates, failures
+from prefect_cachewatch.containers.stopping import stop_and_remove
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.supervise.proc import boot_id, is_alive
+from prefect_cachewatch.supervise.proc import boot_id, is_alive, read_stat
 from prefect_cachewatch.supervise.run_files import machine_id, pid_namespace
 from prefect_cachewatch.supervise.tending import wake
 
-_REMOVE_WITHIN_S = 30.0
+RUN_LABEL = "cachewatch.run"
+#: At the end of the name of a container that was released: it runs on without guards.
+LEFT_RUNNING = "-left-running"
 
 
-@dataclass(frozen=True)
-class LeftContainer:
-    """A container of a dead run; `removed` is false if it still exists."""
-
-    id: str
-    name: str
-    image: str
-    job: str
-    engine: str
-    removed: bool
-
-
-@dataclass(frozen=True)
+@dataclass
 class ContainerReport:
-    """The result of one look: how many are guarded, and what dead runs have left."""
+    """The result of one look.
+
+    Attributes:
+        running: how many are guarded.
+        leftovers: a sentence for each one that a dead run had left behind, harmless for a terminal.
+        survivors: how many of these still exist.
+    """
 
     running: int = 0
-    leftovers: tuple[LeftContainer, ...] = field(default=())
-
-    @property
-    def survivors(self) -> tuple[LeftContainer, ...]:
-        """Leftovers that still exist."""
-        return tuple(one for one in self.leftovers if not one.removed)
+    leftovers: list[str] = field(default_factory=list)
+    survivors: int = 0
 
 
-def clear_containers(engine: str | None = None, *, dry_run: bool = False) -> ContainerReport:
+def labels_of_run(run_token: str, job: str, guards: list[int]) -> dict[str, str]:
+    """Make the labels by which a container's run is found and judged; they contain no secrets.
+
+    Args:
+        run_token: the run's identifier.
+        job: the job's name.
+        guards: pids of the processes that guard the container.
+
+    Returns:
+        Label name to value.
+
+    Example:
+        >>> labels_of_run("a" * 32, "llama", [])["cachewatch.job"]
+        'llama'
+    """
+    identities = [f"{pid}:{found.start_ticks}" for pid in guards if (found := read_stat(pid))]
+    return {
+        RUN_LABEL: run_token,
+        "cachewatch.job": job,
+        "cachewatch.guards": " ".join(identities),
+        "cachewatch.uid": str(os.geteuid()),
+        "cachewatch.machine": machine_id(),
+        "cachewatch.boot": boot_id(),
+        "cachewatch.pidns": pid_namespace(),
+    }
+
+
+def clear_containers(engine: str | None = None) -> ContainerReport:
     """Find the containers that dead runs left behind and remove them, without a grace period.
 
     An engine that gives no answer is passed over: nothing can be found there.
 
     Args:
         engine: URL of the engine to ask; default those in the usual places.
-        dry_run: only look.
 
     Returns:
         What was found and done.
 
     Example:
         >>> clear_containers("unix:///nonexistent/engine.sock").leftovers
-        ()
-    """
-    running, leftovers = 0, list[LeftContainer]()
-    for url in [engine] if engine else _present_by_default():
-        try:
-            found = _judge(url, tend=not dry_run)
-        except (EngineSilent, EngineRefused):
-            continue
-        running += len(found) - sum(one is not None for one in found)
-        leftovers += [_clear(url, one, dry_run) for one in found if one is not None]
-    return ContainerReport(running, tuple(leftovers))
-
-
-def describe_containers(report: ContainerReport) -> list[str]:
-    """Describe what the janitor found, in one sentence each; what is in order is left out.
-
-    Args:
-        report: of one look.
-
-    Returns:
-        Lines, harmless for a terminal.
-
-    Example:
-        >>> describe_containers(ContainerReport(running=2))
         []
     """
-    lines = []
-    for one in report.leftovers:
-        done = "stopped and removed" if one.removed else "not removed"
-        lines.append(
-            f"container {for_terminal(one.name)} ({one.id[:12]}, job {for_terminal(one.job)}) is left over from a run whose "
-            f"guards have died, and was {done}"
-        )
-    return lines
-
-
-def _present_by_default() -> list[str]:
+    report = ContainerReport()
     try:
-        found = engine_candidates()
-    except InputError:
+        for url in [engine] if engine else engine_candidates():
+            for found in _labelled(url, RUN_LABEL):
+                guarded = _is_guarded(found)
+                report.running += bool(guarded)
+                if guarded is False:
+                    _clear(url, found, report)
+    except InputError:  # no engine is named that is spoken to, or there is no SDK: then no container was made here
+        pass
+    return report
+
+
+def clear_run(engine: str, run_token: str) -> bool:
+    """Stop and remove the containers of one run, whoever guards them; return whether none is known to be left.
+
+    Args:
+        engine: URL of the engine.
+        run_token: the run's identifier.
+    """
+    report = ContainerReport()
+    for found in _labelled(engine, f"{RUN_LABEL}={run_token}"):
+        _clear(engine, found, report)
+    return report.survivors == 0
+
+
+def _labelled(url: str, label: str) -> list[dict[str, Any]]:
+    """List the containers with a label, running or not; none if the engine gives no answer."""
+    try:
+        with closing(connect(url)) as client:
+            found: list[dict[str, Any]] = client.containers(all=True, filters={"label": [label]})
+    except failures():
         return []
-    return [one.url for one in found if not one.is_local or os.path.exists(one.url.removeprefix("unix://"))]
+    return found
 
 
-def _judge(url: str, *, tend: bool) -> list[dict[str, Any] | None]:
-    """List this user's containers on an engine: the leftovers, and None for each one that still has a guard."""
-    judged: list[dict[str, Any] | None] = []
-    for one in EngineHttp(url).labelled(RUN_LABEL, CALL_S):
-        labels = one.get("Labels") or {}
-        here = (labels.get("cachewatch.uid"), labels.get("cachewatch.machine"), labels.get("cachewatch.pidns"))
-        if here != (str(os.geteuid()), machine_id(), pid_namespace()):
-            continue  # another user's or machine's: its guards are not visible from here
-        if any(str(name).endswith(LEFT_RUNNING) for name in one.get("Names") or []):
-            continue  # it was left running on purpose, and `cachewatch stop` ends it
-        rebooted = labels.get("cachewatch.boot") != boot_id()
-        guards = [] if rebooted else str(labels.get("cachewatch.guards", "")).split()
-        living = [int(pid) for pid, _, ticks in (guard.partition(":") for guard in guards) if _lives(pid, ticks)]
-        if tend:  # a stopped warden does nothing until it is continued
-            wake(living)
-        judged.append(None if living else one)
-    return judged
-
-
-def _lives(pid: str, ticks: str) -> bool:
-    return pid.isdigit() and ticks.isdigit() and is_alive(int(pid), int(ticks))
-
-
-def _clear(url: str, found: dict[str, Any], dry_run: bool) -> LeftContainer:
+def _is_guarded(found: dict[str, Any]) -> bool | None:
+    """Whether a container has a guard that lives; None if that is not ours to judge."""
     labels = found.get("Labels") or {}
-    names = [str(name).lstrip("/") for name in found.get("Names") or []]
-    removed = False
-    if not dry_run:
-        container = RunningContainer(EngineHttp(url), str(found["Id"]), str(labels[RUN_LABEL]))
-        state = container.look()
-        if state is None or is_running(state):
-            container.stop(0.0, _sleep)
-        try:
-            container.engine.remove(container.container, _REMOVE_WITHIN_S)
-            removed = container.look() == {}
-        except (EngineSilent, EngineRefused):
-            removed = False
-    return LeftContainer(
-        str(found["Id"]),
-        names[0] if names else "",
-        str(found.get("Image")),
-        str(labels.get("cachewatch.job")),
-        url,
-        removed,
+    here = (labels.get("cachewatch.uid"), labels.get("cachewatch.machine"), labels.get("cachewatch.pidns"))
+    if here != (str(os.geteuid()), machine_id(), pid_namespace()):
+        return None  # another user's or machine's: its guards are not visible from here
+    if any(str(name).endswith(LEFT_RUNNING) for name in found.get("Names") or []):
+        return None  # it was left running on purpose, and `cachewatch stop` ends it
+    if labels.get("cachewatch.boot") != boot_id():
+        return False
+    guards = [guard.partition(":")[::2] for guard in str(labels.get("cachewatch.guards", "")).split()]
+    living = [int(pid) for pid, ticks in guards if (pid + ticks).isdigit() and is_alive(int(pid), int(ticks))]
+    wake(living)  # a stopped warden does nothing until it is continued
+    return bool(living)
+
+
+def _clear(url: str, found: dict[str, Any], report: ContainerReport) -> None:
+    labels, names = found.get("Labels") or {}, found.get("Names") or [""]
+    stopped = stop_and_remove(url, str(found["Id"]), str(labels.get(RUN_LABEL)), 0.0)
+    removed = stopped is not None and stopped.gone
+    name, job = for_terminal(str(names[0]).lstrip("/")), for_terminal(str(labels.get("cachewatch.job")))
+    report.survivors += not removed
+    report.leftovers.append(
+        f"container {name} ({found['Id'][:12]}, job {job}) is left over from a run whose guards have died, and was "
+        f"{'stopped and removed' if removed else 'not removed'}"
     )
-
-
-def _sleep(seconds: float) -> float:
-    time.sleep(seconds)
-    return float("inf")

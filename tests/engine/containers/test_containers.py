@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import sys
-import threading
-import time
+import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from prefect_cachewatch.config import CacheJob, ContainerMount, ContainerSpec
 from prefect_cachewatch.containers.creation import container_request
-from prefect_cachewatch.containers.engine import engine_candidates, find_engine
-from prefect_cachewatch.containers.engine_http import EngineHttp, EngineSilent
+from prefect_cachewatch.containers.engine import engine_candidates, failures, find_engine, ping, reason_of
+from prefect_cachewatch.containers.janitor import clear_containers
 from prefect_cachewatch.containers.preflight import ContainerPlan
-from prefect_cachewatch.containers.stopping import container_tree, start_ticks_of
+from prefect_cachewatch.containers.stopping import RunningContainer, start_ticks_of
 from prefect_cachewatch.errors import CacheDirectoryError, InputError
 from support import CACHEWATCH, run
 
@@ -67,7 +64,8 @@ def test_the_request_says_all_that_was_asked_for_and_nothing_else():
     request = container_request(
         spec, ["gen", "-v"], {"A": "1"}, {"cachewatch.run": "c"}, [ContainerMount(source="/m", target="/m")]
     )
-    assert request == {
+    host = request.pop("HostConfig")
+    assert {name: value for name, value in request.items() if value} == {
         "Image": "ghcr.io/o/s:1",
         "Entrypoint": ["/e"],
         "Cmd": ["gen", "-v"],
@@ -75,35 +73,32 @@ def test_the_request_says_all_that_was_asked_for_and_nothing_else():
         "Labels": {"cachewatch.run": "c"},
         "User": "1000:1000",
         "WorkingDir": "/w",
-        "AttachStdin": False,
         "AttachStdout": True,
         "AttachStderr": True,
-        "OpenStdin": False,
-        "Tty": False,
-        "HostConfig": {
-            "AutoRemove": False,
-            "RestartPolicy": {"Name": "no"},
-            "Privileged": False,
-            "Mounts": [
-                {"Type": "bind", "Source": "/w", "Target": "/weights", "ReadOnly": True},
-                {"Type": "volume", "Source": "vol", "Target": "/cache", "ReadOnly": False},
-                {"Type": "bind", "Source": "/m", "Target": "/m", "ReadOnly": False},
-            ],
-            "Devices": [
-                {"PathOnHost": "/dev/tenstorrent", "PathInContainer": "/dev/tenstorrent", "CgroupPermissions": "rwm"}
-            ],
-            "LogConfig": {"Type": "json-file", "Config": {"max-size": "16m"}},
-            "DeviceRequests": [{"Driver": "nvidia", "Capabilities": [["gpu"]], "DeviceIDs": ["0", "1"]}],
-            "ShmSize": 1 << 30,
-            "Ulimits": [{"Name": "memlock", "Soft": -1, "Hard": -1}, {"Name": "nofile", "Soft": 10, "Hard": 20}],
-            "NetworkMode": "none",
-            "Memory": 1 << 33,
-            "MemorySwap": 1 << 33,
-            "Init": True,
-        },
+    }
+    (gpus,) = host.pop("DeviceRequests")
+    assert {name: value for name, value in gpus.items() if value} == {
+        "Driver": "nvidia", "Capabilities": [["gpu"]], "DeviceIDs": ["0", "1"]
+    }  # fmt: skip
+    assert host == {
+        "Mounts": [
+            {"Type": "bind", "Source": "/w", "Target": "/weights", "ReadOnly": True},
+            {"Type": "volume", "Source": "vol", "Target": "/cache", "ReadOnly": False},
+            {"Type": "bind", "Source": "/m", "Target": "/m", "ReadOnly": False},
+        ],
+        "Devices": [
+            {"PathOnHost": "/dev/tenstorrent", "PathInContainer": "/dev/tenstorrent", "CgroupPermissions": "rwm"}
+        ],
+        "LogConfig": {"Type": "json-file", "Config": {"max-size": "16m"}},
+        "ShmSize": 1 << 30,
+        "Ulimits": [{"Name": "memlock", "Soft": -1, "Hard": -1}, {"Name": "nofile", "Soft": 10, "Hard": 20}],
+        "NetworkMode": "none",
+        "Memory": 1 << 33,
+        "MemorySwap": 1 << 33,
+        "Init": True,
     }
     plain = container_request(ContainerSpec(image="i"), [], {}, {})
-    assert "Cmd" not in plain and "Entrypoint" not in plain and "DeviceRequests" not in plain["HostConfig"]
+    assert not plain["Cmd"] and not plain["Entrypoint"] and "DeviceRequests" not in plain["HostConfig"]
 
 
 def test_a_port_is_published_on_the_loopback_address_unless_told_otherwise():
@@ -120,8 +115,7 @@ def test_a_port_is_published_on_the_loopback_address_unless_told_otherwise():
 
 
 def plan(*mounts: str, volumes: dict[str, str] | None = None) -> ContainerPlan:
-    (address,) = engine_candidates({"DOCKER_HOST": "unix:///e.sock"})
-    return ContainerPlan("job", ContainerSpec(image="i", mounts=list(mounts)), address, "sha256:0", volumes or {})
+    return ContainerPlan("job", ContainerSpec(image="i", mounts=list(mounts)), "unix:///e", "sha256:0", volumes or {})
 
 
 def located(plan: ContainerPlan, *dirs: str) -> list[str]:
@@ -155,21 +149,40 @@ def test_a_cache_directory_that_no_mount_covers_is_mounted_at_its_own_path():
     assert [(mount.source, mount.target) for mount in mounts] == [("/mnt/ab", "/mnt/ab")]
 
 
-def test_engines_are_looked_for_where_they_usually_are_and_what_is_named_is_the_only_one():
-    def urls(environ: dict[str, str], uid: int) -> list[str]:
-        return [one.url for one in engine_candidates(environ, uid)]
+@pytest.mark.parametrize(
+    ("environ", "uid", "urls"),
+    [
+        ({"DOCKER_HOST": "unix:///d", "CONTAINER_HOST": "unix:///c"}, 0, ["unix:///d"]),
+        ({"CONTAINER_HOST": "unix:///c"}, 0, ["unix:///c"]),
+        ({}, 0, ["unix:///var/run/docker.sock", "unix:///run/podman/podman.sock"]),
+        (
+            {"XDG_RUNTIME_DIR": "/run/user/7"},
+            7,
+            [
+                "unix:///var/run/docker.sock",
+                "unix:///run/user/7/docker.sock",
+                "unix:///run/user/7/podman/podman.sock",
+                "unix:///run/podman/podman.sock",
+            ],
+        ),
+    ],
+)
+def test_engines_are_looked_for_where_they_usually_are_and_what_is_named_is_the_only_one(
+    monkeypatch, environ, uid, urls
+):
+    for name in ("DOCKER_HOST", "CONTAINER_HOST", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert engine_candidates() == urls
 
-    assert urls({"DOCKER_HOST": "tcp://h:2375"}, 0) == ["tcp://h:2375"]
-    assert urls({}, 0) == ["unix:///var/run/docker.sock", "unix:///run/podman/podman.sock"]
-    assert urls({"XDG_RUNTIME_DIR": "/run/user/7"}, 7) == [
-        "unix:///var/run/docker.sock",
-        "unix:///run/user/7/docker.sock",
-        "unix:///run/user/7/podman/podman.sock",
-        "unix:///run/podman/podman.sock",
-    ]
-    for host in ("ssh://me@host", "npipe:////./pipe/docker"):
-        with pytest.raises(InputError, match="spoken to over unix:// or plain tcp://"):
-            urls({"DOCKER_HOST": host}, 0)
+
+@pytest.mark.parametrize("host", ["ssh://me@host", "tcp://h:2375"])
+def test_an_engine_of_another_host_is_refused(monkeypatch, host):
+    monkeypatch.setenv("DOCKER_HOST", host)
+    with pytest.raises(InputError, match="name an engine of this host by its socket"):
+        find_engine()
 
 
 def test_the_command_refuses_what_is_missing_before_it_touches_anything(tmp_path, monkeypatch):
@@ -200,57 +213,23 @@ def test_a_job_with_a_container_says_what_to_install_where_the_sdk_is_missing(mo
         find_engine()
 
 
-@contextlib.contextmanager
-def fake_engine(directory: Path, answer: bytes | None) -> Iterator[EngineHttp]:
-    """An engine that gives one and the same answer, or accepts and is silent for ever."""
-    path = directory / "engine.sock"
-    server = socket.socket(socket.AF_UNIX)
-    server.bind(str(path))
-    server.listen(16)
-    held: list[socket.socket] = []
-
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = server.accept()
-            except OSError:
-                return
-            held.append(connection)
-            if answer is not None:
-                connection.recv(65536)
-                connection.sendall(answer)
-                connection.shutdown(socket.SHUT_RDWR)
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    try:
-        yield EngineHttp(f"unix://{path}")
-    finally:
-        with contextlib.suppress(OSError):
-            server.shutdown(socket.SHUT_RDWR)
-        server.close()
-        thread.join(10)
-        for connection in held:
-            connection.close()
-
-
 @pytest.fixture
-def short_path():
-    import tempfile
+def silent() -> Iterator[str]:
+    """The URL of an engine that accepts and never answers."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory, socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{directory}/engine.sock")
+        server.listen(16)
+        yield f"unix://{directory}/engine.sock"
 
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-        yield Path(directory)
 
-
-def test_an_engine_that_never_answers_costs_the_deadline_and_no_more(short_path):
-    with fake_engine(short_path, None) as engine:
-        began_s = time.monotonic()
-        with pytest.raises(EngineSilent, match="no answer within 0 s"):
-            engine.call("GET", "/_ping", 0.3)
-        assert time.monotonic() - began_s < 20
+def test_an_engine_that_never_answers_costs_the_deadline_and_no_more(silent):
+    with pytest.raises(failures()) as caught:
+        ping(silent, 0.3)
+    assert reason_of(caught.value) == "it does not answer"
+    assert clear_containers(silent).leftovers == []
 
 
 def test_a_pid_of_somebody_else_is_not_believed():
     assert start_ticks_of(os.getpid(), "f" * 64, "0" * 32) is None
     assert start_ticks_of(0, "f" * 64, "0" * 32) is None
-    assert container_tree(os.getpid(), 1) == {}
+    assert RunningContainer(None, "f" * 64, "0" * 32, os.getpid(), 1).tree() == {}
