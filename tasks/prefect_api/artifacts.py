@@ -17,13 +17,12 @@ from prefect_cachewatch.common.svg import svg_data_uri
 from prefect_cachewatch.common.text import for_markdown, for_terminal, markdown_code, slugify
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.config import StallPolicy
-from prefect_cachewatch.postmortem.chart import draw_growth
-from prefect_cachewatch.postmortem.listing_table import listing_rows
-from prefect_cachewatch.postmortem.report import Report
-from prefect_cachewatch.postmortem.where import describe_attempt, where_rows
+from prefect_cachewatch.report.chart import draw_growth
+from prefect_cachewatch.report.listing_table import listing_rows
+from prefect_cachewatch.report.report import Report
+from prefect_cachewatch.report.where import describe_attempt, where_rows
 from prefect_cachewatch.run.history import enough_window_s
 from prefect_cachewatch.tasks.prefect_api.artifact_requests import create_artifact
-from prefect_cachewatch.watching.headline import describe_cause, headline_of, split_message
 from prefect_cachewatch.watching.leaving import describe_would_be_stops
 from prefect_cachewatch.watching.outcomes import describe_growth, describe_last, ending_of
 from prefect_cachewatch.watching.stall import effective_poll_s
@@ -57,13 +56,10 @@ def publish_failure(report: Report, logger: AnyLogger, patience_s: float = PATIE
     Returns:
         The keys that were published.
     """
-    slug = slugify(report.name)
+    files = f"Files of {for_markdown(report.name)}{_of_attempt(report)}: what may be cut first, then what grew last"
     makers: dict[str, Callable[[str], Any]] = {
-        f"cachewatch-{slug}-listing": lambda key: create_artifact(
-            "table", key, listing_rows(report),
-            f"Files of {for_markdown(report.name)}: what may be cut first, then what grew last",
-        ),
-        f"cachewatch-{slug}-report": lambda key: create_artifact(
+        _key(report, "listing"): lambda key: create_artifact("table", key, listing_rows(report), files),
+        _key(report, "report"): lambda key: create_artifact(
             "markdown", key, report_markdown(report), _description(report)
         ),
     }  # fmt: skip
@@ -90,7 +86,7 @@ def publish_completion(
     Returns:
         The keys that were published.
     """
-    key = f"cachewatch-{slugify(report.name)}-report"
+    key = _key(report, "report")
     text, description = completion_markdown(report, pauses_s, stall), _description(report)
     made = _publish(
         lambda key: create_artifact("markdown", key, text, description),
@@ -164,7 +160,7 @@ def report_markdown(report: Report) -> str:
     diagnosis = report.diagnosis
     lines = [_heading(report), ""]
     if diagnosis is not None:
-        told = describe_cause(diagnosis)
+        told = diagnosis.summary
         lead = "Cause not known, seen" if diagnosis.category == "unknown" else "Cause"
         lines += [
             f"**{lead}:** {for_markdown(told[:1].upper() + told[1:], 1000)} "
@@ -176,8 +172,7 @@ def report_markdown(report: Report) -> str:
         lines += [f"**Next:** {for_markdown(advice, 1000)}", ""]
     if report.retry is not None:
         lines += [f"**Retry:** {for_markdown(report.retry.sentence, 1000)}", ""]
-    first, facts = split_message(report.message)
-    lines += [for_markdown(facts or first, 2000), "", _chart(report), ""]
+    lines += [for_markdown(report.facts, 2000), "", _chart(report), ""]
     if diagnosis is not None and diagnosis.evidence:
         lines += ["Seen:", "", *(f"- {for_markdown(line, 300)}" for line in diagnosis.evidence), ""]
     if report.bundle is not None:
@@ -240,12 +235,26 @@ def _facts(rows: Sequence[tuple[str, str]]) -> list[str]:
     return [f"- {name}: {markdown_code(value, 500)}" for name, value in rows]
 
 
+def _key(report: Report, what: str) -> str:
+    """Name an artifact of an attempt; sorted by their keys, those of several attempts are in order."""
+    number = f"-{report.attempt:02d}" if report.attempt > 1 else ""
+    return f"cachewatch-{slugify(report.name)}-{what}{number}"
+
+
+def _of_attempt(report: Report) -> str:
+    """Say in a title which of several attempts it is of."""
+    several = report.attempt > 1 or (report.where is not None and (report.where.attempts or 1) > 1)
+    return f", attempt {_which(report)}" if several else ""
+
+
 def _heading(report: Report) -> str:
-    return f"## {for_markdown(report.name, 60)}: {ending_of(report.outcome, report.stall.kind).state}"
+    state = ending_of(report.outcome, report.stall.kind).state
+    return f"## {for_markdown(report.name, 60)}{_of_attempt(report)}: {state}"
 
 
 def _description(report: Report) -> str:
-    return for_markdown(headline_of(report.message), 500)
+    number = _of_attempt(report).removeprefix(", ").capitalize()
+    return f"{number}{': ' if number else ''}{for_markdown(report.headline or report.facts, 500)}"
 
 
 def _remarks(report: Report) -> list[str]:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from prefect_cachewatch.postmortem.bundle import BundleContent, write_bundle
-from prefect_cachewatch.postmortem.diagnosis import diagnose
-from prefect_cachewatch.postmortem.model import Evidence, FilesystemFacts, GrowthFacts, ProcessFacts, PythonThread
-from prefect_cachewatch.postmortem.readings import IoCounters, ThreadFacts
+from prefect_cachewatch.evidence.model import Evidence, FilesystemFacts, GrowthFacts, ProcessFacts, PythonThread
+from prefect_cachewatch.evidence.readings import IoCounters, ThreadFacts
+from prefect_cachewatch.evidence.rules import find_cause
+from prefect_cachewatch.report.bundle import BundleContent, write_bundle
 from prefect_cachewatch.supervise.open_files import OpenFile
 
 pytestmark = pytest.mark.ui
@@ -78,7 +78,7 @@ def bundle(tmp_path_factory) -> Path:
                     "rest": [{"path": HOSTILE[0], "files": 3, "bytes": 5}]},
     }  # fmt: skip
     content = BundleContent(
-        "hostile", report, evidence, diagnose(evidence), [str(cache)], lambda size: everything.encode() * 3
+        "hostile", report, evidence, find_cause(evidence), [str(cache)], lambda size: everything.encode() * 3
     )
     return write_bundle(root / "bundles", content).path
 

@@ -18,14 +18,13 @@ from prefect_cachewatch.cli.tables import with_last
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_count, format_duration, short_moment
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.postmortem.bundlestore import (
+from prefect_cachewatch.report.bundlestore import (
     default_bundle_root,
     find_bundles,
     load_end,
     load_report,
 )
 from prefect_cachewatch.run.history import PastRun, known_jobs, read_history
-from prefect_cachewatch.watching.headline import split_message
 
 _MAX_FILES, _MAX_JOBS = 10, 20
 
@@ -144,8 +143,9 @@ def describe_bundle(
     if end is not None:
         yield from _wrapped("then", _facts(end), width)
     yield from _wrapped("growth", _growth(report), width)
-    for index, line in enumerate(diagnosis.get("evidence") or ()):
-        yield from _wrapped("seen" if index == 0 else "", _text(line, 400), width)
+    for label, key in (("seen", "evidence"), ("log", "said")):
+        for index, line in enumerate(diagnosis.get(key) or ()):
+            yield from _wrapped(label if index == 0 else "", _text(line, 400), width)
     listing: Mapping[str, Any] = report.get("listing") or {}
     entries = list(listing.get("entries") or ())
     if entries:
@@ -168,8 +168,7 @@ def describe_bundle(
 
 
 def _facts(report: Mapping[str, Any]) -> str:
-    first, facts = split_message(str(report.get("message") or ""))
-    return _text(facts or first, 1000)
+    return _text(report.get("facts") or "", 1000)
 
 
 def _growth(report: Mapping[str, Any]) -> str:

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from prefect_cachewatch.postmortem.bundle import BundleContent, write_bundle
-from prefect_cachewatch.postmortem.bundlestore import choose_bundle_root, find_bundles, load_report
-from prefect_cachewatch.postmortem.diagnosis import diagnose
-from prefect_cachewatch.postmortem.model import Evidence, FilesystemFacts, GrowthFacts
+from prefect_cachewatch.evidence.model import Evidence, FilesystemFacts, GrowthFacts
+from prefect_cachewatch.evidence.rules import find_cause
+from prefect_cachewatch.report.bundle import BundleContent, write_bundle
+from prefect_cachewatch.report.bundlestore import choose_bundle_root, find_bundles, load_report
 
 
 def content(cache: Path, **more) -> BundleContent:
     report = {"outcome": "stalled", "listing": {"total_files": 0, "total_bytes": 0, "entries": [], "rest": []}}
     evidence = more.pop("evidence", Evidence(growth=GrowthFacts(samples=((0.0, 0, 0), (10.0, 100, 4096)))))
-    return BundleContent("x", report | more.pop("report", {}), evidence, diagnose(evidence), [str(cache)], **more)
+    return BundleContent("x", report | more.pop("report", {}), evidence, find_cause(evidence), [str(cache)], **more)
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 from prefect_cachewatch.common.aside import InPlace
 from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
-from prefect_cachewatch.postmortem.diagnosis import diagnose
-from prefect_cachewatch.postmortem.examination import PostMortem
-from prefect_cachewatch.postmortem.filesystem import FilesystemProbe
-from prefect_cachewatch.postmortem.model import Evidence, GrowthFacts
+from prefect_cachewatch.evidence.filesystem import FilesystemProbe
+from prefect_cachewatch.evidence.model import Evidence, GrowthFacts
+from prefect_cachewatch.evidence.rules import find_cause
+from prefect_cachewatch.run.examination import PostMortem
 from prefect_cachewatch.watching.attempt import Watch, run_watch
 from prefect_cachewatch.watching.site import CacheDirectories
 
@@ -23,7 +23,7 @@ def test_evidence_that_fails_does_not_keep_the_tree_from_being_stopped(tmp_path,
     def broken(*args, **options):
         raise RuntimeError("no evidence today")
 
-    monkeypatch.setattr("prefect_cachewatch.postmortem.examination.collect_evidence", broken)
+    monkeypatch.setattr("prefect_cachewatch.run.examination.collect_evidence", broken)
     examiner = PostMortem()
     with CacheDirectories([tmp_path / "cache"]) as site:
         job = CacheJob(name="x", command=["sleep", "99"], cache_dirs=site.paths)
@@ -33,7 +33,7 @@ def test_evidence_that_fails_does_not_keep_the_tree_from_being_stopped(tmp_path,
         )
         outcome = examiner.conclude(watch, run_watch(watch))
     assert outcome.name == "stalled"
-    assert examiner.diagnosis is None
+    assert examiner.cause is None
     assert examiner.notes == ["no evidence was collected: RuntimeError: no evidence today"]
 
 
@@ -46,7 +46,7 @@ def test_a_helper_that_is_late_is_no_silence_of_the_file_system(tmp_path):
     probe.wait(time.monotonic() + 0.2)
     (facts,) = probe.facts(probe.finish())
     assert (facts.responded, facts.error) == (True, "not known: the helper that asks was late")
-    assert diagnose(Evidence(filesystems=(facts,))).category != "filesystem_unresponsive"
+    assert find_cause(Evidence(filesystems=(facts,))).category != "filesystem_unresponsive"
 
 
 def test_evidence_that_is_late_blames_nothing_but_the_helper():
