@@ -17,6 +17,7 @@ NEXT_LABEL = "cachewatch.next"
 CAUSE_LABEL = "cachewatch.cause"
 LASTING_LABEL = "cachewatch.lasting"
 TOLD_LABEL = "cachewatch.told"
+HEADLINE_LABEL = "cachewatch.headline"
 
 
 def label_cause(report: Report, lasting: str, logger: AnyLogger, patience_s: float = 30.0) -> None:
@@ -35,6 +36,7 @@ def label_cause(report: Report, lasting: str, logger: AnyLogger, patience_s: flo
     labels = {
         CAUSE_LABEL: known.category if known is not None else "",
         TOLD_LABEL: for_terminal(known.summary, 300) if known is not None else "",
+        HEADLINE_LABEL: short_headline(report),
         LASTING_LABEL: lasting,
         NEXT_LABEL: for_terminal(advice, 1000),
     }
@@ -42,6 +44,16 @@ def label_cause(report: Report, lasting: str, logger: AnyLogger, patience_s: flo
     try_until(
         lambda: _update(run_id, labels), "the labels of the run were not set", time.monotonic() + patience_s, logger
     )
+
+
+def short_headline(report: Report) -> str:
+    """Return the headline for a subject, whose first 80 characters have to name the cause: with a short name.
+
+    Args:
+        report: of an attempt.
+    """
+    name = for_terminal(report.name, 100)
+    return for_terminal(name, 30) + report.headline[len(name) :][:220] if report.headline else ""
 
 
 def _update(run_id: UUID, labels: dict[str, str]) -> None:

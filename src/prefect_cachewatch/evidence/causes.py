@@ -178,8 +178,7 @@ CAUSES: Mapping[str, Known] = {
         "nothing shows what it waited for",
     ),
     "unknown": _seen(
-        "Look at the stacks and the end of the log in the bundle. If it pauses this long in normal work, raise --stall-after "
-        "above its longest pause.",
+        "Look at the stacks and the end of the log in the bundle.",
         "the cause is not known",
     ),
     "gpu_out_of_memory": _outside(

@@ -234,7 +234,7 @@ def memory_pressure(view: View) -> Cause | None:
 def waiting_for_device(view: View) -> Cause | None:
     """A thread waits for a character device, in ioctl, read or poll, or in state D with one open."""
     wait = view.leaf(WaitKind.DEVICE)
-    confidence = "high"
+    confidence: Confidence = "high"
     if wait is None:
         # In state D the call need not name the device: an open one is suspected, if the thread does not wait for a file.
         for candidate in view.leaves:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
-from prefect_cachewatch.evidence.causes import Cause
+from prefect_cachewatch.evidence.causes import CANCELLED, Cause
+from prefect_cachewatch.evidence.view import quoted
 
+_SAID_LINES = 3
 _VERBS = {"stalled": "stalled", "deadline_exceeded": "exceeded its time limit", "failed": "failed"}
 _LONG = {
     "never_started": "Nothing was written for",
@@ -46,7 +48,7 @@ def how_long(kind: str | None, seconds: float) -> str:
         ('Nothing was written for 20 minutes', 'It ran for 2 h')
     """
     lead = "It ran for" if kind is None else _LONG.get(kind, "No growth for")
-    return f"{lead} {format_duration(round(seconds, 1) if seconds < 10 else float(round(seconds)))}"
+    return f"{lead} {_rounded(seconds)}"
 
 
 def how_it_ended(exit_code: int | None, signal: str | None) -> str:
@@ -59,3 +61,36 @@ def how_it_ended(exit_code: int | None, signal: str | None) -> str:
     if signal is not None:
         return f"Killed by {signal}"
     return "Its exit code is not known" if exit_code is None else f"Exit code {exit_code}"
+
+
+def describe_cancelled(by: str, duration_s: float, pause_s: float | None, window_s: float, log: str) -> Cause:
+    """Say who cancelled an attempt, and whether it grew at that time.
+
+    Args:
+        by: who or what cancelled it, such as `SIGINT`.
+        duration_s: how long it ran.
+        pause_s: seconds without growth at the end; None if nothing was written.
+        window_s: the window that had not passed.
+        log: the redacted end of its output.
+
+    Returns:
+        What stands in the place of a cause.
+
+    Example:
+        >>> describe_cancelled("SIGINT", 65.2, 8.0, 300, "").summary
+        'it was cancelled (SIGINT) after 65 s; it last grew 8 s before its end'
+    """
+    grew = "it had written nothing" if pause_s is None else f"it last grew {_rounded(pause_s)} before its end"
+    still = "no byte" if pause_s is None else "no growth"
+    return Cause(
+        CANCELLED,
+        f"it was cancelled ({by}) after {_rounded(duration_s)}; {grew}",
+        (
+            f"{still} for {_rounded(duration_s if pause_s is None else pause_s)} of a window of {format_duration(window_s)}",
+        ),
+        said=quoted(*[line for line in log.splitlines() if line.strip(" ~^")][-_SAID_LINES:]),
+    )
+
+
+def _rounded(seconds: float) -> str:
+    return format_duration(round(seconds, 1) if seconds < 10 else float(round(seconds)))

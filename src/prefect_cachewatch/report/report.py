@@ -6,13 +6,16 @@ Within a version fields are added, never renamed or removed; `docs/report.md` de
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import json
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from prefect_cachewatch import __version__
 from prefect_cachewatch.common.aside import Files
@@ -304,6 +307,34 @@ def cached_report(publication: Publication, *, name: str, command: list[str], me
         ),
         publication=publication,
     )
+
+
+def read_report(data: Mapping[str, Any]) -> Report:
+    """Make a report of its JSON object; fields that it does not know are passed over.
+
+    Args:
+        data: the object.
+
+    Raises:
+        KeyError, TypeError: it is no report.
+    """
+    made: Report = _read(Report, data)
+    return made
+
+
+def _read(kind: Any, value: Any) -> Any:
+    if dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        names = [one.name for one in dataclasses.fields(kind) if one.init and one.name in value]
+        return kind(**{name: _read(hints[name], value[name]) for name in names})  # type: ignore[operator]
+    inner = get_args(kind)
+    if NoneType in inner:
+        return None if value is None else _read(inner[0], value)
+    if get_origin(kind) in (list, tuple):
+        return get_origin(kind)(_read(inner[0], one) for one in value)  # type: ignore[misc]
+    if kind in (int, float, str, bool) and not isinstance(value, (int, float) if kind is float else kind):
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value
 
 
 def check_report_path(path: Path) -> None:

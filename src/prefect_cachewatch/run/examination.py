@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +20,13 @@ from prefect_cachewatch.common.secrets import redact, redact_all, whole_lines
 from prefect_cachewatch.evidence.causes import Cause
 from prefect_cachewatch.evidence.collector import collect_evidence, kept_text, log_text
 from prefect_cachewatch.evidence.ended import EndedProcesses
-from prefect_cachewatch.evidence.model import Evidence, GrowthFacts
+from prefect_cachewatch.evidence.model import Evidence, GrowthFacts, Missing
 from prefect_cachewatch.evidence.proctree import sample_processes
 from prefect_cachewatch.evidence.readings import FILLING_BYTES_PER_S
 from prefect_cachewatch.evidence.rules import find_cause
 from prefect_cachewatch.report.bundle import BundleContent, write_bundle
 from prefect_cachewatch.report.bundlestore import choose_bundle_root, prune_bundles
-from prefect_cachewatch.report.cancelled import NOT_LOOKED_AT, describe_cancelled
-from prefect_cachewatch.report.headline import how_it_ended, how_long, make_headline
+from prefect_cachewatch.report.headline import describe_cancelled, how_it_ended, how_long, make_headline
 from prefect_cachewatch.report.report import Report, suspected_paths
 from prefect_cachewatch.supervise.open_files import open_for_writing
 from prefect_cachewatch.supervise.output import OutputPump
@@ -45,6 +44,7 @@ _SAMPLES_MAX = 16
 _SLACK_S = 0.5  # for the way of the evidence from one process to another
 _BUNDLE_S = 20.0
 _CANCELLED_BUNDLE_S = 2.0  # whoever cancelled it may kill us soon
+_NOT_LOOKED_AT = Missing("processes", "a cancelled run is stopped at once: its processes were not looked at")
 _BUSY_CORES, _BUSY_BYTES_PER_S = 0.25, 1 << 20
 
 
@@ -248,7 +248,7 @@ class PostMortem:
     def _note_cancelled(self, watch: Watch, outcome: Outcome) -> None:
         """Keep what is known without a look at the tree, which would have delayed its stop."""
         rule, known = watch.state.rule, self._last_words(watch, outcome)
-        self.evidence = replace(self.evidence or replace(known, missing=(NOT_LOOKED_AT,)), log_tail=known.log_tail)
+        self.evidence = replace(self.evidence or replace(known, missing=(_NOT_LOOKED_AT,)), log_tail=known.log_tail)
         pause_s = None if rule.first_write_s is None else rule.pause_s
         self._cancelled = describe_cancelled(
             watch.cancelled_by or "it was not said by whom", outcome.duration_s, pause_s, rule.window_s, known.log_tail
@@ -280,12 +280,11 @@ class PostMortem:
         cause = self.cause or self._cancelled
         if cause is None or self.evidence is None or not wanted:
             return report
-        report_data = asdict(report)
         tail = output.tail()
         log = (output.log_path, tail, len(tail) < output.total_bytes)
         try:
             path, told = self._files.run(
-                _write_bundle, report_data, self.evidence, cause, dirs, self._bundle_root, log, self._secrets,
+                _write_bundle, report, self.evidence, cause, dirs, self._bundle_root, log, self._secrets,
                 timeout_s=_CANCELLED_BUNDLE_S if cause is self._cancelled else _BUNDLE_S,
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - the report is written even if the bundle cannot be
@@ -407,7 +406,7 @@ def _collect_evidence(
 
 
 def _write_bundle(
-    report: Mapping[str, Any],
+    report: Report,
     evidence: Evidence,
     cause: Cause,
     dirs: list[str],
@@ -418,17 +417,15 @@ def _write_bundle(
     """Write a bundle and remove old ones; returns its path and remarks on it."""
     root = choose_bundle_root(evidence.filesystems, wanted)
     content = BundleContent(
-        report["name"],
         report,
         redact_all(evidence, secrets),
         redact_all(cause, secrets),
-        dirs,
         lambda size: _log_end(*log, size),
         secrets,
-        walked=report["outcome"] != "cancelled",
+        walked=report.outcome != "cancelled",
     )
     try:
-        written = write_bundle(root.path, content, shared=root.wanted)
+        written = write_bundle(root.path, content, dirs, shared=root.wanted)
         prune_bundles(root.path, spare=[written.path])
     except Exception as error:  # noqa: BLE001 - nor may a page that cannot be drawn
         why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"

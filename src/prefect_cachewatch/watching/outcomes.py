@@ -47,7 +47,9 @@ ENDINGS = (
            "Name the directory that the command writes to (--cache-dir, cache_dirs). Where an empty cache is right, allow "
            "it with --allow-empty (allow_empty)."),
     Ending("failed", "GeneratorFailed", None, CAUSES["generator_failed"].next_step),
-    Ending("stalled", "Stalled", STOPPED, CAUSES["unknown"].next_step),
+    Ending("stalled", "Stalled", STOPPED,
+           "Look at the last lines of the log and at the file that grew last. If the generator pauses this long in normal work, "
+           "raise stall_after_s above its longest pause."),
     Ending("stalled", "FilesystemUnresponsive", STOPPED,
            CAUSES["filesystem_unresponsive"].next_step, "filesystem_unresponsive"),
     Ending("deadline_exceeded", "DeadlineExceeded", STOPPED,
@@ -72,7 +74,7 @@ def ending_of(outcome: str, kind: str | None = None) -> Ending:
     rows = [row for row in ENDINGS if row.outcome == outcome] or [Ending(outcome, "GeneratorFailed")]
     row = next((row for row in rows if row.kind == kind), rows[0])
     # The kinds of stalls that say why are categories of causes, too.
-    return replace(row, kind=kind, advice=CAUSES[kind].next_step) if kind in CAUSES else row
+    return replace(row, kind=kind, advice=CAUSES[kind].next_step) if kind is not None and kind in CAUSES else row
 
 
 def ending_named(state: str) -> Ending | None:
