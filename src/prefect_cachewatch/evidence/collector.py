@@ -137,7 +137,7 @@ def collect_evidence(
     tail, kept = log_text(log_tail, hidden), kept_text(log_kept, hidden)
     others = find_other_mounts([*places, *named_as_full(kept or tail)], paths)
     probe = FilesystemProbe([*paths, *others])
-    probe.prepare()  # called here, while this thread is the only one
+    probe.start()  # their answers are awaited last; meanwhile the other evidence is put together
 
     _run_until(started + 0.4 * budget_s, clock, lambda: _read_states(draft, roots, include_roots), draft)
     if freeze is not None:
@@ -145,13 +145,11 @@ def collect_evidence(
             freeze()
         except Exception as error:  # noqa: BLE001 - evidence of a tree that could not be frozen is still evidence
             draft.missing.append(Missing("freeze", redact(f"{type(error).__name__}: {error}", hidden)))
-    # File systems are asked first and their answers awaited last; meanwhile the other evidence is put together.
     ready_by = deadline - min(0.25, 0.15 * budget_s)
-    answers: dict[str, dict[str, Any]] = {}
 
     def details() -> None:
         _read_details(draft, paths, hidden)
-        probe.start(_files_to_stat(draft.files))
+        probe.start_files(_files_to_stat(draft.files))
         if python_stacks:
             _read_stacks(draft, ready_by, clock)
         draft.steps.append("file systems")
@@ -159,8 +157,7 @@ def collect_evidence(
 
     _run_until(deadline - min(0.1, 0.05 * budget_s), clock, details, draft)
     # Also if an earlier part hung: an answer that came meanwhile shows that the file system responds.
-    answers.update(probe.finish())
-    known = {facts.path: facts for facts in probe.facts(dict(answers))}
+    known, answers = probe.facts(), probe.answers()
     filesystems = tuple(known[path] for path in dict.fromkeys(paths))
 
     def lock_files() -> None:

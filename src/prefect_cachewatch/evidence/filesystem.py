@@ -1,129 +1,138 @@
-"""Facts about file systems, read in a way that cannot hang the caller.
+"""Facts about file systems, read in threads that can be left behind where one does not answer.
 
-The mount table is read here, since /proc/self/mountinfo never blocks; everything else is
-asked in a child process that is given up, never waited for, when it does not answer in time.
+The mount table is read here, since /proc/self/mountinfo never blocks. Each mount is asked in a thread of its own, and open
+files in another one, so that a hang costs only what follows it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import selectors
-import signal
-import subprocess
-import sys
+import stat
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from prefect_cachewatch.common.mounts import Mount, mount_of, read_mounts
-from prefect_cachewatch.evidence.fsprobe import BEGUN, answer_questions
+from prefect_cachewatch.common.mounts import mount_of, read_mounts
 from prefect_cachewatch.evidence.model import FilesystemFacts
-from prefect_cachewatch.supervise.helper_client import IMPORT_FROM
-from prefect_cachewatch.supervise.proc import read_stat
+from prefect_cachewatch.measure.space import read_space
+from prefect_cachewatch.supervise.proc import read_proc, stat_fields
 
 _OTHERS_MAX = 6
-_HELPER_LATE = "not known: the helper that asks was late"
-# Children that hang in a file system, by mount point: they cannot be killed, only remembered.
-_STUCK: dict[str, _Child] = {}
+_LATE = "not known: the thread that asks was late"
+_KINDS = {stat.S_IFDIR: "directory", stat.S_IFIFO: "pipe", stat.S_IFCHR: "device"}
 
 
-@dataclass
-class _Child:
-    """A process that asks, its pipes, and its answers so far."""
+def probe_directory(path: str) -> dict[str, Any]:
+    """Ask statvfs and stat about a directory.
 
-    pid: int
-    asking: int
-    answering: int
-    process: subprocess.Popen[bytes] | None = None
-    said: bytearray = field(default_factory=bytearray)
+    Example:
+        >>> probe_directory("/")["total_bytes"] > 0
+        True
+    """
+    try:
+        space, facts = read_space(path), os.stat(path)
+    except OSError as error:
+        return {"error": error.strerror or str(error)}
+    owner = {"owner_uid": facts.st_uid, "owner_gid": facts.st_gid, "mode": stat.S_IMODE(facts.st_mode)}
+    return {**space, **owner, "changed_age_s": max(0.0, time.time() - facts.st_ctime)}
 
 
-@dataclass
+def probe_file(path: str) -> dict[str, Any]:
+    """Return the kind of a file, its size, and when it was last written.
+
+    Example:
+        >>> probe_file("/dev/null")["kind"]
+        'device'
+    """
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return {}
+    kind = _KINDS.get(stat.S_IFMT(facts.st_mode), "file")
+    return {"kind": kind, "size_bytes": facts.st_size, "changed_at": facts.st_ctime}
+
+
+class _Asking(threading.Thread):
+    """Asks about paths, one after the other."""
+
+    def __init__(self, ask: Callable[[str], dict[str, Any]], paths: Mapping[str, str]) -> None:
+        super().__init__(name="cachewatch-asking", daemon=True)
+        self.answers: dict[str, dict[str, Any]] = {}
+        self._ask, self._paths = ask, paths
+
+    def run(self) -> None:
+        for key, path in self._paths.items():
+            self.answers[key] = self._ask(path)
+
+    def begin(self) -> None:
+        """Start, if there may be a further thread; without one nothing is known."""
+        with contextlib.suppress(RuntimeError):
+            self.start()
+
+    def hangs(self) -> bool:
+        """Whether it waits for a file system, rather than for a processor or for the other threads."""
+        if not self.is_alive():
+            return False
+        here = f"/proc/self/task/{self.native_id}"
+        fields = stat_fields(f"{here}/stat")
+        return bool(fields) and fields[0] != b"R" and b"futex" not in read_proc(f"{here}/wchan")
+
+
 class FilesystemProbe:
-    """Asks about cache directories and open files, one child for each mount, all at the same time.
+    """Asks about directories and open files, all mounts at the same time.
 
     Args:
-        cache_dirs: absolute directories, not resolved: resolving would touch them.
+        dirs: absolute directories, not resolved: resolving would touch them.
     """
 
-    cache_dirs: Sequence[str]
-    _children: dict[str, _Child] = field(default_factory=dict)
-    _facts: dict[str, FilesystemFacts] = field(default_factory=dict)
-    _late: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
+    def __init__(self, dirs: Sequence[str]) -> None:
         mounts = read_mounts()
-        self._facts = {path: _facts_of(path, mount_of(path, mounts)) for path in self.cache_dirs}
+        self._facts: dict[str, FilesystemFacts] = {}
+        for path in dirs:
+            mount = mount_of(path, mounts)
+            known = (mount.type, mount.source, mount.mount_point, mount.options) if mount is not None else ()
+            self._facts[path] = FilesystemFacts(path, *known)
+        self._by_mount: dict[str, _Asking] = {}
+        self._files = _Asking(probe_file, {})
 
-    def prepare(self) -> None:
-        """Make the children, which do not touch a file system before they are asked; best while there is one thread."""
-        for point in dict.fromkeys([*(facts.mount_point for facts in self._facts.values()), ""]):
-            if not _is_stuck(point):  # never a second child while one hangs: the missing answer is the result
-                with contextlib.suppress(OSError):
-                    self._children[point] = _make_child()
+    def start(self) -> None:
+        """Start to ask about the directories."""
+        for point in dict.fromkeys(facts.mount_point for facts in self._facts.values()):
+            dirs = {path: path for path, facts in self._facts.items() if facts.mount_point == point}
+            self._by_mount[point] = _Asking(probe_directory, dirs)
+        for asking in self._by_mount.values():
+            asking.begin()
 
-    def start(self, files: Mapping[str, str]) -> None:
-        """Start to ask; `files` are key -> path, and have a child of their own."""
-        for point, child in self._children.items():
-            dirs = [facts.path for facts in self._facts.values() if point and facts.mount_point == point]
-            _ask(child, {"dirs": dirs, "files": [] if point else list(files.items())})
+    def start_files(self, files: Mapping[str, str]) -> None:
+        """Start to ask about files, key to path."""
+        self._files = _Asking(probe_file, files)
+        self._files.begin()
 
-    def wait(self, deadline: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Wait for the answers.
+    def wait(self, deadline_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Wait for the answers until a moment of the clock."""
+        for asking in (*self._by_mount.values(), self._files):
+            if asking.ident is not None:
+                asking.join(max(0.0, deadline_s - clock()))
 
-        Args:
-            deadline: on `clock`; a child that is late is given up.
-            clock: monotonic seconds.
-        """
-        with selectors.DefaultSelector() as selector:
-            for child in self._children.values():
-                os.set_blocking(child.answering, False)
-                selector.register(child.answering, selectors.EVENT_READ, child.said)
-            while selector.get_map() and (left := deadline - clock()) > 0:
-                for key, _ in selector.select(left):
-                    chunk = os.read(key.fd, 1 << 16)
-                    if chunk:
-                        key.data.extend(chunk)
-                    else:
-                        selector.unregister(key.fileobj)
-
-    def finish(self) -> dict[str, dict[str, Any]]:
-        """Take the answers, and leave the children behind.
-
-        Returns:
-            Directory or file key -> answer; a key without an answer is missing.
-        """
-        answers: dict[str, dict[str, Any]] = {}
-        for point, child in self._children.items():
-            os.set_blocking(child.answering, False)
-            with contextlib.suppress(OSError):
-                while chunk := os.read(child.answering, 1 << 16):
-                    child.said.extend(chunk)
-            said = [json.loads(line) for line in bytes(child.said).split(b"\n")[:-1]]
-            if all(key != BEGUN for key, _ in said) or _state_of(child) == "R":
-                self._late.add(point)
-            answers.update((key, answer) for key, answer in said if key != BEGUN)
-            _give_up_or_reap(point, child)
-        self._children.clear()
-        return answers
-
-    def facts(self, answers: Mapping[str, Mapping[str, Any]]) -> tuple[FilesystemFacts, ...]:
-        """Join mount table and answers; a directory without one did not respond, unless its child itself was late."""
-        joined = []
+    def facts(self) -> dict[str, FilesystemFacts]:
+        """Join mount table and answers, by directory; one without an answer did not respond, unless its thread was late."""
+        joined = {}
         for path, facts in self._facts.items():
-            answer = answers.get(path)
-            if answer is None and facts.mount_point in self._late:
-                joined.append(replace(facts, error=_HELPER_LATE))
-            elif answer is None:
-                joined.append(replace(facts, responded=False, error="no answer in time"))
+            asking = self._by_mount.get(facts.mount_point)
+            if asking is not None and path in asking.answers:
+                joined[path] = replace(facts, **asking.answers[path])
+            elif asking is not None and asking.hangs():
+                joined[path] = replace(facts, responded=False, error="no answer in time")
             else:
-                known = {key: value for key, value in answer.items() if key != "errno"}
-                joined.append(replace(facts, **known))
-        return tuple(joined)
+                joined[path] = replace(facts, error=_LATE)
+        return joined
+
+    def answers(self) -> dict[str, dict[str, Any]]:
+        """Return what is known of the files, by their keys."""
+        return dict(self._files.answers)
 
 
 def find_other_mounts(places: Sequence[str], cache_dirs: Sequence[str]) -> list[str]:
@@ -145,100 +154,3 @@ def find_other_mounts(places: Sequence[str], cache_dirs: Sequence[str]) -> list[
     found = (mount_of(path, mounts) for path in places if path.startswith("/"))
     others = dict.fromkeys(mount.mount_point for mount in found if mount is not None and not mount.read_only)
     return [point for point in others if point not in own][:_OTHERS_MAX]
-
-
-def _make_child() -> _Child:
-    if threading.active_count() > 1:  # a fork would copy the other threads' locks, and no thread to release them
-        code = (
-            f"import sys;sys.path.append({IMPORT_FROM!r});from {answer_questions.__module__} import answer_questions;"
-            "answer_questions(sys.stdin.buffer.readline(),1)"
-        )
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-        )
-        assert process.stdin is not None and process.stdout is not None
-        return _Child(process.pid, os.dup(process.stdin.fileno()), os.dup(process.stdout.fileno()), process)
-    # A new interpreter may be on the very file system that hangs.
-    asked, asking = os.pipe2(os.O_CLOEXEC)
-    answering, answered = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            low, high = sorted((asked, answered))
-            # All other descriptors are closed: another child's pipe must show its end even while this child hangs.
-            for first, last in ((3, low), (low + 1, high), (high + 1, os.sysconf("SC_OPEN_MAX"))):
-                os.closerange(first, last)
-            os.chdir("/")
-            with open(asked, "rb") as questions:
-                answer_questions(questions.readline(), answered)
-        finally:
-            os._exit(0)
-    os.close(asked)
-    os.close(answered)
-    return _Child(pid, asking, answering)
-
-
-def _ask(child: _Child, question: dict[str, Any]) -> None:
-    # Written without a wait: a question that does not fit the pipe is cut rather than waited for.
-    os.set_blocking(child.asking, False)
-    payload = json.dumps(question).encode()
-    while len(payload) > 60_000 and question["files"]:
-        question = {**question, "files": question["files"][: len(question["files"]) // 2]}
-        payload = json.dumps(question).encode()
-    with contextlib.suppress(OSError):
-        os.write(child.asking, payload + b"\n")
-    _hang_up(child)
-
-
-def _hang_up(child: _Child) -> None:
-    if child.asking >= 0:
-        os.close(child.asking)
-        child.asking = -1
-        if child.process is not None and child.process.stdin is not None:
-            child.process.stdin.close()
-
-
-def _give_up_or_reap(point: str, child: _Child) -> None:
-    _hang_up(child)
-    os.close(child.answering)
-    if child.process is not None and child.process.stdout is not None:
-        child.process.stdout.close()
-    end_s = time.monotonic() + 0.02
-    if not _has_ended(child):
-        with contextlib.suppress(OSError):
-            os.kill(child.pid, signal.SIGKILL)
-    while not (ended := _has_ended(child)) and time.monotonic() < end_s:
-        time.sleep(0.002)
-    if not ended:
-        _STUCK[point] = child
-
-
-def _has_ended(child: _Child) -> bool:
-    if child.process is not None:
-        return child.process.poll() is not None
-    try:
-        return os.waitpid(child.pid, os.WNOHANG)[0] != 0
-    except ChildProcessError:
-        return True
-
-
-def _state_of(child: _Child) -> str:
-    """Whether a child runs or waits for a processor, and so does not wait for a file system."""
-    found = read_stat(child.pid)
-    return found.state if found is not None else ""
-
-
-def _is_stuck(point: str) -> bool:
-    if point in _STUCK and _has_ended(_STUCK[point]):
-        del _STUCK[point]
-    return point in _STUCK
-
-
-def _facts_of(path: str, mount: Mount | None) -> FilesystemFacts:
-    if mount is None:
-        return FilesystemFacts(path)
-    return FilesystemFacts(path, mount.type, mount.source, mount.mount_point, mount.options)

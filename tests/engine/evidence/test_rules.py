@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.evidence.causes import CAUSES
-from prefect_cachewatch.evidence.fsprobe import probe_directory, probe_file
+from prefect_cachewatch.evidence.filesystem import probe_directory, probe_file
 from prefect_cachewatch.evidence.model import (
     Evidence,
     FilesystemFacts,

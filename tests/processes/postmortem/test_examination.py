@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import os
-import signal
 import sys
-import time
+import threading
 from types import SimpleNamespace
 
 from prefect_cachewatch.common.aside import InPlace
@@ -37,15 +35,21 @@ def test_evidence_that_fails_does_not_keep_the_tree_from_being_stopped(tmp_path,
     assert examiner.notes == ["no evidence was collected: RuntimeError: no evidence today"]
 
 
-def test_a_helper_that_is_late_is_no_silence_of_the_file_system(tmp_path):
+def test_a_thread_that_is_late_is_no_silence_of_the_file_system(tmp_path, monkeypatch):
+    asked, answer = threading.Event(), threading.Event()
+
+    def late(path):
+        asked.set()
+        answer.wait()  # as on a machine that does not get round to it
+        return {}
+
+    monkeypatch.setattr("prefect_cachewatch.evidence.filesystem.probe_directory", late)
     probe = FilesystemProbe([str(tmp_path)])
-    probe.prepare()
-    for child in probe._children.values():
-        os.kill(child.pid, signal.SIGSTOP)  # as a machine that does not get round to it
-    probe.start({})
-    probe.wait(time.monotonic() + 0.2)
-    (facts,) = probe.facts(probe.finish())
-    assert (facts.responded, facts.error) == (True, "not known: the helper that asks was late")
+    probe.start()
+    assert asked.wait(60)
+    (facts,) = probe.facts().values()
+    answer.set()
+    assert (facts.responded, facts.error) == (True, "not known: the thread that asks was late")
     assert find_cause(Evidence(filesystems=(facts,))).category != "filesystem_unresponsive"
 
 
