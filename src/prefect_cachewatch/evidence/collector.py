@@ -38,7 +38,7 @@ from prefect_cachewatch.evidence.readings import (
     ThreadFacts,
 )
 from prefect_cachewatch.evidence.rules_storage import named_as_full
-from prefect_cachewatch.evidence.stacks import StackCollector, find_py_spy, runs_python
+from prefect_cachewatch.evidence.stacks import find_py_spy, read_stacks, runs_python
 from prefect_cachewatch.evidence.waited_locks import read_lock_files
 from prefect_cachewatch.supervise.lockfiles import LockFile
 from prefect_cachewatch.supervise.open_files import OpenFile, list_open_files
@@ -368,9 +368,8 @@ def _read_stacks(draft: _Draft, deadline: float, clock: Callable[[], float]) -> 
     # Running processes first, then the deepest: the others wait for the leaves.
     running = {pid for pid in pids if any(t.state in "RD" for t in draft.threads.get(pid, ()))}
     order = sorted(pids, key=lambda pid: (pid not in running, -draft.pids.index(pid)))
-    collector = StackCollector(executable, clock)
-    draft.stacks = collector.collect(order[:_MAX_STACKS], deadline)
-    draft.missing.extend(Missing(f"python stack of {pid}", why) for pid, why in collector.failures.items())
+    draft.stacks, failed = read_stacks(executable, order[:_MAX_STACKS], deadline, clock)
+    draft.missing.extend(Missing(f"python stack of {pid}", why) for pid, why in failed.items())
     if len(order) > _MAX_STACKS:
         draft.missing.append(Missing("python stacks", f"only {_MAX_STACKS} of {len(order)} processes were looked at"))
 

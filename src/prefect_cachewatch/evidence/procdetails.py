@@ -1,7 +1,7 @@
 """What a process holds: sockets, locks it waits for, limits of its control group.
 
 Reads /proc and /sys/fs/cgroup only. Kinds and sizes of open files need their file systems,
-which may hang: `fsprobe` asks them in a process of its own and `evidence` joins the two.
+which may hang: `filesystem` asks them in threads, and `collector` joins the two.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from prefect_cachewatch.common.mounts import read_mounts
@@ -54,7 +55,7 @@ def list_sockets(
     if table is None:
         table = tables[namespace] = _read_socket_tables(pid)
     found = ((fd, table.get(inode)) for fd, inode in wanted)
-    return [SocketFacts(fd, *_rest(facts)) for fd, facts in found if facts]
+    return [replace(facts, fd=fd) for fd, facts in found if facts]
 
 
 def read_locks(
@@ -144,17 +145,6 @@ def _read_socket_tables(pid: int) -> dict[int, SocketFacts]:
             path = parts[7] if len(parts) > 7 else ""
             table[int(parts[6])] = SocketFacts(-1, "unix", path, "", _UNIX_STATES.get(int(parts[5], 16), parts[5]))
     return table
-
-
-def _rest(facts: SocketFacts) -> tuple[str, str, str, str, int, int]:
-    return (
-        facts.family,
-        facts.local,
-        facts.remote,
-        facts.state,
-        facts.receive_queue_bytes,
-        facts.send_queue_bytes,
-    )
 
 
 def _address(text: str) -> str:

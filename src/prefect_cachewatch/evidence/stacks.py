@@ -1,7 +1,7 @@
 """Python stacks of other processes through py-spy, if it is installed (extra `stacks`).
 
-Always `--nonblocking`: the blocking form fails on a stopped target. Never `--locals`: local
-variables hold secrets. Only function, file and line are taken from its answer, no argv.
+Always `--nonblocking`: the blocking form fails on a stopped target. Never `--locals`: local variables hold secrets. Only
+function, file and line are taken from its answer, no argv.
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from prefect_cachewatch.evidence.model import PythonThread
 
 _MAX_FRAMES = 60
-_AT_ONCE = 4
 
 
 def find_py_spy() -> str | None:
@@ -59,86 +56,59 @@ def parse_py_spy(text: str) -> tuple[PythonThread, ...]:
         ...              '[{"name": "f", "short_filename": "a.py", "line": 3}]}]')
         (PythonThread(tid=7, name='MainThread', frames=('f (a.py:3)',)),)
     """
-    try:
-        threads: list[dict[str, Any]] = json.loads(text)
-        return tuple(
-            PythonThread(
-                thread.get("os_thread_id"),
-                str(thread.get("thread_name") or ""),
-                tuple(
-                    f"{frame['name']} ({frame.get('short_filename') or frame.get('filename')}:{frame['line']})"
-                    for frame in thread["frames"][:_MAX_FRAMES]
-                ),
-            )
-            for thread in threads
+
+    def read(thread: dict[str, Any]) -> PythonThread:
+        frames = (
+            f"{frame['name']} ({frame.get('short_filename') or frame.get('filename')}:{frame['line']})"
+            for frame in thread["frames"][:_MAX_FRAMES]
         )
+        return PythonThread(thread.get("os_thread_id"), str(thread.get("thread_name") or ""), tuple(frames))
+
+    try:
+        return tuple(map(read, json.loads(text)))
     except (ValueError, KeyError, TypeError, AttributeError):
         return ()
 
 
-@dataclass
-class StackCollector:
-    """Runs py-spy on several processes, a few at once, until a deadline.
+def read_stacks(
+    executable: str, pids: Sequence[int], deadline_s: float, clock: Callable[[], float]
+) -> tuple[dict[int, tuple[PythonThread, ...]], dict[int, str]]:
+    """Run py-spy on several processes at once, until a deadline.
 
     Args:
         executable: py-spy, as `find_py_spy` gives it.
+        pids: processes that run Python.
+        deadline_s: on `clock`.
         clock: monotonic seconds.
+
+    Returns:
+        The threads of each process, and why there are none of the others.
     """
-
-    executable: str
-    clock: Callable[[], float] = time.monotonic
-    failures: dict[int, str] = field(default_factory=dict)
-
-    def collect(self, pids: Iterable[int], deadline: float) -> dict[int, tuple[PythonThread, ...]]:
-        """Dump the stacks of as many of the processes as the time allows, in the order given.
-
-        Args:
-            pids: processes that run Python.
-            deadline: on `clock`.
-
-        Returns:
-            pid -> threads; what failed is in `failures` with its reason.
-        """
-        waiting = list(pids)
+    found, failed = dict[int, tuple[PythonThread, ...]](), dict[int, str]()
+    with contextlib.ExitStack() as stack:
         running: dict[int, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
-        found: dict[int, tuple[PythonThread, ...]] = {}
-        while (waiting or running) and self.clock() < deadline:
-            while waiting and len(running) < _AT_ONCE:
-                pid = waiting.pop(0)
-                # A file, not a pipe: a dump that does not fit a pipe must not wait for us.
-                out: IO[bytes] = tempfile.TemporaryFile()
-                try:
-                    running[pid] = subprocess.Popen(self._command(pid), stdout=out, stderr=out), out
-                except OSError as error:
-                    out.close()
-                    self.failures[pid] = f"py-spy: {error.strerror}"
-            for pid in [pid for pid, (child, _) in running.items() if child.poll() is not None]:
-                child, answer = running.pop(pid)
-                text = _rewound(answer)
-                if child.returncode == 0 and (threads := parse_py_spy(text)):
-                    found[pid] = threads
-                else:
-                    self.failures[pid] = _last_line(text) or f"py-spy exit code {child.returncode}"
-            time.sleep(0.002)
-        for pid, (child, answer) in running.items():
-            child.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(0.2)
-            answer.close()
-            self.failures[pid] = "py-spy did not answer in time"
-        self.failures.update(dict.fromkeys(waiting, "no time left for py-spy"))
-        return found
-
-    def _command(self, pid: int) -> Sequence[str]:
-        return [self.executable, "dump", "--nonblocking", "--json", "--pid", str(pid)]
-
-
-def _rewound(out: IO[bytes]) -> str:
-    with out:
-        out.seek(0)
-        return out.read(1 << 22).decode(errors="replace")
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return f"py-spy: {lines[-1][:200]}" if lines else ""
+        for pid in pids:
+            # A file, not a pipe: a dump that does not fit a pipe must not wait for us.
+            out = stack.enter_context(tempfile.TemporaryFile())
+            try:
+                command = [executable, "dump", "--nonblocking", "--json", "--pid", str(pid)]
+                running[pid] = subprocess.Popen(command, stdout=out, stderr=out), out
+            except OSError as error:
+                failed[pid] = f"py-spy: {error.strerror}"
+        for pid, (child, out) in running.items():
+            try:
+                child.wait(max(0.0, deadline_s - clock()))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                failed[pid] = "py-spy did not answer in time"
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(0.2)
+                continue
+            out.seek(0)
+            text = out.read(1 << 22).decode(errors="replace")
+            if child.returncode == 0 and (threads := parse_py_spy(text)):
+                found[pid] = threads
+            else:
+                last = text.strip().rpartition("\n")[2]
+                failed[pid] = f"py-spy: {last[:200]}" if last else f"py-spy exit code {child.returncode}"
+    return found, failed
