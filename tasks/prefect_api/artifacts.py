@@ -61,7 +61,8 @@ def publish_failure(report: Report, logger: AnyLogger, patience_s: float = PATIE
     Returns:
         The keys that were published.
     """
-    files = f"Files of {for_markdown(make_verdict(report).name)}: what may be cut first, then what grew last"
+    files = f"{_of_attempt(report)}files of {for_markdown(report.name)}: what may be cut first, then what grew last"
+    files = files[0].upper() + files[1:]
     makers: dict[str, Callable[[str], Any]] = {
         _key(report, "listing"): lambda key: create_artifact("table", key, listing_rows(report), files),
         _key(report, "report"): lambda key: create_artifact(
@@ -154,7 +155,8 @@ def completion_markdown(report: Report, pauses_s: Sequence[float], stall: StallP
     growth = report.growth
     wrote_s = (growth.last_growth_s or 0.0) - (growth.first_write_s or 0.0)
     longest, window = format_duration(growth.longest_pause_s), format_duration(stall.stall_after_s)
-    rows = [("Longest pause", f"{longest} of a window of {window}")]
+    known = dict(numbers(report)) | {"Longest pause": f"{longest} of a window of {window}"}
+    rows = [(label, known.pop(label)) for label in ("Present", "Bytes written", "Longest pause")]
     if wrote_s > 0:
         rows.append(("Rate while writing", f"{format_bytes(growth.bytes_written / wrote_s)}/s"))
     enough_s = enough_window_s(pauses_s, effective_poll_s(stall))
@@ -162,7 +164,7 @@ def completion_markdown(report: Report, pauses_s: Sequence[float], stall: StallP
         runs = "this run" if len(pauses_s) == 1 else f"the last {len(pauses_s)} runs"
         enough = f"{format_duration(enough_s)} (twice the longest pause of {runs})"
         rows.append(("Window that would have been enough", enough))
-    rows += [row for row in numbers(report) if row[0] != "Longest pause"]
+    rows += known.items()
     told = [Section("growth", "Growth", (Chart(draw_report(report)), Facts(tuple(rows))))]
     told += [one for one in sections(report) if one.label in ("", "cut")]
     return write_markdown(make_verdict(report), told)
@@ -175,4 +177,9 @@ def _key(report: Report, what: str) -> str:
 
 
 def _description(report: Report) -> str:
-    return for_markdown(f"{make_verdict(report).name}: {report.headline or report.facts}", 600)
+    return for_markdown(f"{_of_attempt(report)}{report.headline or report.facts}", 600)
+
+
+def _of_attempt(report: Report) -> str:
+    attempt = make_verdict(report).attempt
+    return f"{attempt.capitalize()}: " if attempt else ""

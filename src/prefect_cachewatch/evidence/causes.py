@@ -164,8 +164,7 @@ CAUSES: Mapping[str, Known] = {
         "See why the child does not end; the generator goes on when it does.", "its child may end"
     ),
     "generator_failed": _seen(
-        "Read the end of its log; its exit status is its own. A server that ends with exit code 0 was asked to end (a signal, "
-        "an idle limit, the end of its standard input) or goes on in the background: start it in the foreground.",
+        "Read the end of its log; its exit status is its own.",
         "what it said names no cause that lasts",
     ),
     "never_started": _seen(
@@ -215,7 +214,7 @@ CAUSES: Mapping[str, Known] = {
     ),
     "segmentation_fault": _again(
         "Look for a core dump (coredumpctl), and run it with python -X faulthandler; a library that does not fit is the usual "
-        "reason. Of one that aborted itself the log says why, if anything does.",
+        "reason.",
         "what it has compiled may be broken",
     ),
     "missing_module": _never(

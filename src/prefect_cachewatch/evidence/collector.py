@@ -53,6 +53,7 @@ _CAP_DAC_OVERRIDE = 1 << 1
 _LOG_TAIL_BYTES = 64 * 1024
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _EACH_S, _ALL_S = 0.1, 0.5
+_DIRS_S = 0.5
 _NO_ANSWER = "the process holds a lock that reading them waits for: it hangs in the kernel"
 
 
@@ -150,22 +151,21 @@ def collect_evidence(
     def details() -> None:
         _read_details(draft, paths, hidden)
         probe.start_files(_files_to_stat(draft.files))
+        draft.steps.append("lock files")
+        probe.wait_dirs(min(ready_by, clock() + _DIRS_S), clock)
+        last_path = growth.last_path if growth is not None else ""
+        answered = probe.facts()
+        tops = [answered[path] for path in dict.fromkeys(paths)]
+        draft.lock_files = read_lock_files(tail, tops, draft.files, draft.locks_text, last_path)
         if python_stacks:
             _read_stacks(draft, ready_by, clock)
         draft.steps.append("file systems")
         probe.wait(ready_by, clock)
 
-    _run_until(deadline - min(0.1, 0.05 * budget_s), clock, details, draft)
+    _run_until(deadline, clock, details, draft)
     # Also if an earlier part hung: an answer that came meanwhile shows that the file system responds.
     known, answers = probe.facts(), probe.answers()
     filesystems = tuple(known[path] for path in dict.fromkeys(paths))
-
-    def lock_files() -> None:
-        draft.steps.append("lock files")
-        last_path = growth.last_path if growth is not None else ""
-        draft.lock_files = read_lock_files(tail, filesystems, draft.files, draft.locks_text, last_path)
-
-    _run_until(deadline, clock, lock_files, draft)
     window_s = max(0.0, started - before.monotonic_s) if before else 0.0
     return Evidence(
         window_s=window_s,

@@ -72,6 +72,11 @@ class _Asking(threading.Thread):
         with contextlib.suppress(RuntimeError):
             self.start()
 
+    def wait(self, seconds: float) -> None:
+        """Wait for its end."""
+        if self.ident is not None:
+            self.join(max(0.0, seconds))
+
     def hangs(self) -> bool:
         """Whether it waits for a file system, rather than for a processor or for the other threads."""
         if not self.is_alive():
@@ -111,11 +116,15 @@ class FilesystemProbe:
         self._files = _Asking(probe_file, files)
         self._files.begin()
 
+    def wait_dirs(self, deadline_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Wait for what is known of the directories until a moment of the clock."""
+        for asking in self._by_mount.values():
+            asking.wait(deadline_s - clock())
+
     def wait(self, deadline_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Wait for the answers until a moment of the clock."""
-        for asking in (*self._by_mount.values(), self._files):
-            if asking.ident is not None:
-                asking.join(max(0.0, deadline_s - clock()))
+        """Wait for all answers until a moment of the clock."""
+        self.wait_dirs(deadline_s, clock)
+        self._files.wait(deadline_s - clock())
 
     def facts(self) -> dict[str, FilesystemFacts]:
         """Join mount table and answers, by directory; one without an answer did not respond, unless its thread was late."""

@@ -19,6 +19,10 @@ _BETTER_WEIGHT = 25
 # An exception or more: a line that a program writes as it ends.
 _SURE_WEIGHT = 20
 _LINES = 8
+_NO_ERROR = (
+    "a server that ends with exit code 0 was asked to end (a signal, an idle limit, the end of its standard input), or goes on "
+    "in the background: it is started in the foreground instead"
+)
 _WAITS = "and the rest waits for it"
 #: Of a process that another program started.
 UNSEEN = "its output is not seen by an observer"
@@ -49,7 +53,7 @@ def _by_its_end(view: View) -> Cause:
     return Cause(
         "generator_failed",
         f"{shown(last, 240)} (its last line)" if last else silent,
-        (how,),
+        (how, "" if view.reports_error else _NO_ERROR),
         "medium",
         quoted(*lines),
     )

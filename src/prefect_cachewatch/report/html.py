@@ -63,7 +63,8 @@ def _verdict(verdict: Verdict) -> str:
         shown = for_html(text, 1000)
         kind = "cause" if label.startswith("Cause") else "message" if label == "What" else "next"
         lines.append(f'<p class="{kind}">{f"<strong>{label}.</strong> " * (kind == "next")}{shown}</p>')
-    return f'<header><p class="tags">{tags}</p><h1>{for_html(verdict.name)}</h1>{"".join(lines)}</header>'
+    name = for_html(verdict.name) + (f", {verdict.attempt}" if verdict.attempt else "")
+    return f'<header><p class="tags">{tags}</p><h1>{name}</h1>{"".join(lines)}</header>'
 
 
 def _section(section: Section) -> str:

@@ -21,7 +21,8 @@ def write_markdown(verdict: Verdict, told: Iterable[Section]) -> str:
     Returns:
         Markdown; text from outside is escaped.
     """
-    lines = [f"## {for_markdown(verdict.name, 100)}: {verdict.state}", ""]
+    attempt = f", {verdict.attempt}" if verdict.attempt else ""
+    lines = [f"## {for_markdown(verdict.name, 100)}{attempt}: {verdict.state}", ""]
     sure = f" ({verdict.tags[1]}, {verdict.tags[-1]})" if len(verdict.tags) > 1 else ""
     for index, (label, text) in enumerate(verdict.rows):
         lead = "" if label == "What" else f"**{label}:** "

@@ -98,9 +98,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is told above all: job, state, category and confidence of the cause, then the cause, what to do, what was seen."""
+    """What is told above all: job, attempt if there may be several, state, category and confidence of the cause, then the cause, what to do, what was seen."""
 
     name: str
+    attempt: str
     state: str
     tags: tuple[str, ...]
     rows: tuple[tuple[str, str], ...]
@@ -129,8 +130,8 @@ def make_verdict(report: Report, then: str = "") -> Verdict:
         ("Then", then),
     )
     several = report.attempt > 1 or (report.where is not None and (report.where.attempts or 1) > 1)
-    name = f"{report.name}, attempt {_attempt(report)}" if several else report.name
-    return Verdict(name, ending.state, tuple(tags), tuple(row for row in rows if row[1]))
+    attempt = f"attempt {_attempt(report)}" if several else ""
+    return Verdict(report.name, attempt, ending.state, tuple(tags), tuple(row for row in rows if row[1]))
 
 
 def sections(
