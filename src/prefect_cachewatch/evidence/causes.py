@@ -23,7 +23,7 @@ class Known:
         why: the reason, as the end of a sentence that begins with "because".
         pause_s: the pause before it; None for the policy's back-off.
         outside: whether the cause lies outside the generator, which then fails at the same place as before.
-        certain: whether a stall of this cause, seen without doubt, cannot end by itself: its window need not be waited for.
+        certain: whether a stall of this cause may be certain (`Cause.is_final`): its window need not be waited for then.
         seen: whether the summary is what was seen and no reading of it, so that it is never only probable.
     """
 
@@ -282,6 +282,8 @@ class Cause:
     confidence: Confidence = "high"
     #: Lines of the generator's output on which it rests.
     said: tuple[str, ...] = ()
+    #: Whether it is certain that the generator never goes on by itself.
+    is_final: bool = False
     #: What a person does next, by the table.
     resolution: str = field(init=False)
 
@@ -297,11 +299,6 @@ class Cause:
     def is_sure(self) -> bool:
         """Whether a message may name it without a `probably`."""
         return self.confidence == "high" or self.known.seen
-
-    @property
-    def ends_early(self) -> bool:
-        """Whether the stall cannot end by itself, so that the rest of its window need not be waited for."""
-        return self.known.certain and self.confidence == "high"
 
 
 def find_following(cause: Cause | None) -> tuple[str, Known]:

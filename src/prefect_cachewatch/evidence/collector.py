@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,6 +55,16 @@ _LOG_TAIL_BYTES = 64 * 1024
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _EACH_S, _ALL_S = 0.1, 0.5
 _DIRS_S = 0.5
+# Sent by other programs to tell something, or by timers and descriptors.
+_WAKING = (
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+    signal.SIGIO,
+)
 _NO_ANSWER = "the process holds a lock that reading them waits for: it hangs in the kernel"
 
 
@@ -340,11 +351,21 @@ def _read_process(
         uid=int(uids[1]) if len(uids) > 1 else -1,
         may_override_permissions=bool(int(status.get(b"CapEff", b"0"), 16) & _CAP_DAC_OVERRIDE),
         tracer_pid=int(status.get(b"TracerPid", b"0")),
+        can_be_woken=_can_be_woken(pid, status),
         threads=threads,
         thread_count=int(status[b"Threads"]),
         cwd=redact(cwd, secrets),
         cgroup=find_cgroup(pid),
     )
+
+
+def _can_be_woken(pid: int, status: Mapping[bytes, bytes]) -> bool | None:
+    if b"SigCgt" not in status or not os.path.exists(f"/proc/{pid}/timers"):
+        return None
+    handled = int(status[b"SigCgt"], 16)
+    # The C library's own two come before the first that programs may use.
+    waking = any(handled >> (number - 1) & 1 for number in _WAKING) or bool(handled >> (signal.SIGRTMIN - 1))
+    return waking or bool(read_proc(f"/proc/{pid}/timers").strip())
 
 
 def _age_s(start_ticks: int) -> float:

@@ -50,6 +50,8 @@ class ProcessFacts:
     uid: int | None = None
     may_override_permissions: bool | None = None
     tracer_pid: int = 0
+    can_be_woken: bool | None = None
+    """Whether it has a timer, or handles a signal that another program or a timer may send; None if that is not known."""
     major_faults_in_window: int | None = None
     threads: tuple[ThreadFacts, ...] = ()
     thread_count: int = 1

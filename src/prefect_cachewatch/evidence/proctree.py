@@ -47,6 +47,7 @@ _GENERIC = {
     435: "clone3", 437: "openat2", 441: "epoll_pwait2", 449: "futex_waitv", 455: "futex_wait",
 }  # fmt: skip
 _TABLES = {"x86_64": _X86_64, "aarch64": _GENERIC, "riscv64": _GENERIC}
+_FUTEX_PRIVATE = 128
 _MINUS_ONE = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
 _FD_FIRST = frozenset(
     [
@@ -227,7 +228,7 @@ def _read_thread(pid: int, tid: int, with_calls: bool) -> ThreadFacts | None:
             line.partition("] ")[2] for line in os.fsdecode(read_proc(f"{here}/stack", 8192)).splitlines()[:24]
         )
     return ThreadFacts(
-        tid, name, state, channel, call.name, call.fds, call.timed, call.path, tuple(filter(None, stack))
+        tid, name, state, channel, call.name, call.fds, call.timed, call.path, tuple(filter(None, stack)), call.private
     )
 
 
@@ -259,6 +260,7 @@ class BlockedCall:
     fds: tuple[int, ...] = ()
     timed: bool | None = None
     path: str = ""
+    private: bool | None = None
 
 
 def decode_syscall(
@@ -281,7 +283,7 @@ def decode_syscall(
 
     Example:
         >>> decode_syscall("202 0x7f 0x80 0x2 0x0 0x0 0x0 0x7ffe 0x7fdc", machine="x86_64")
-        BlockedCall(name='futex', fds=(), timed=False, path='')
+        BlockedCall(name='futex', fds=(), timed=False, path='', private=True)
     """
     words = line.split()
     if not words or words[0] == "running":
@@ -297,7 +299,8 @@ def decode_syscall(
     if name in _FD_FIRST:
         return BlockedCall(name, (args[0] & 0xFFFFFFFF,), False)
     if name in ("futex", "futex_waitv"):
-        return BlockedCall(name, (), args[3] != 0)
+        private = bool(args[1] & _FUTEX_PRIVATE) if name == "futex" else None
+        return BlockedCall(name, (), args[3] != 0, private=private)
     if name == "futex_wait":
         return BlockedCall(name, (), args[4] != 0)
     if name in ("poll", "ppoll"):

@@ -75,7 +75,8 @@ class ThreadFacts:
 
     `syscall` is the system call's name, `fault` for a thread blocked outside a call (a page
     fault), empty where it runs or may not be read. `waits_on` are the descriptors that it
-    waits for (of a poll, all that are polled); `path` is the file it is opening.
+    waits for (of a poll, all that are polled); `path` is the file it is opening; `private` says of a futex whether it is one of
+    its process alone.
     """
 
     tid: int
@@ -87,6 +88,7 @@ class ThreadFacts:
     timed: bool | None = None
     path: str = ""
     kernel_stack: tuple[str, ...] = ()
+    private: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from prefect_cachewatch.evidence import rules_crash as crash
 from prefect_cachewatch.evidence import rules_process as process
 from prefect_cachewatch.evidence import rules_storage as storage
 from prefect_cachewatch.evidence.causes import Cause
+from prefect_cachewatch.evidence.deadlock import cannot_go_on
 from prefect_cachewatch.evidence.model import Evidence
 from prefect_cachewatch.evidence.view import View
 
@@ -85,7 +86,7 @@ def find_cause(evidence: Evidence) -> Cause:
         if cause.category not in ("never_started", "generator_failed")
     ]
     lines = tuple(line for line in (*best.evidence, *others) if line)[:_MAX_LINES]
-    return replace(best, evidence=lines)
+    return replace(best, evidence=lines, is_final=best.known.certain and cannot_go_on(evidence))
 
 
 def _weigh(view: View, cause: Cause) -> Cause:

@@ -89,7 +89,7 @@ def read_stacks(
         running: dict[int, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
         for pid in pids:
             # A file, not a pipe: a dump that does not fit a pipe must not wait for us.
-            out = stack.enter_context(tempfile.TemporaryFile())
+            out: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())
             try:
                 command = [executable, "dump", "--nonblocking", "--json", "--pid", str(pid)]
                 running[pid] = subprocess.Popen(command, stdout=out, stderr=out), out

@@ -331,7 +331,7 @@ def _read(kind: Any, value: Any) -> Any:
     if NoneType in inner:
         return None if value is None else _read(inner[0], value)
     if get_origin(kind) in (list, tuple):
-        return get_origin(kind)(_read(inner[0], one) for one in value)  # type: ignore[misc]
+        return get_origin(kind)(_read(inner[0], one) for one in value)
     if kind in (int, float, str, bool) and not isinstance(value, (int, float) if kind is float else kind):
         raise TypeError(f"{value!r} is no {kind.__name__}")
     return value

@@ -20,7 +20,7 @@ ZEROS = "0x0 0x0 0x0 0x0 0x0 0x0 0x7ffe 0x7fdc"
     [
         (f"0 0x5 {ZEROS[4:]}", "x86_64", BlockedCall("read", (5,), False)),
         (f"63 0x5 {ZEROS[4:]}", "aarch64", BlockedCall("read", (5,), False)),
-        ("202 0x7f 0x80 0x2 0x7ffe 0x0 0x0 0x7ffe 0x7fdc", "x86_64", BlockedCall("futex", (), True)),
+        ("202 0x7f 0x80 0x2 0x7ffe 0x0 0x0 0x7ffe 0x7fdc", "x86_64", BlockedCall("futex", (), True, private=True)),
         (f"61 {ZEROS}", "x86_64", BlockedCall("wait4", (), False)),
         (f"58 {ZEROS}", "x86_64", BlockedCall("vfork", (), False)),
         (f"220 {ZEROS}", "aarch64", BlockedCall("clone", (), False)),
