@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
 from prefect_cachewatch.evidence.causes import Cause, Confidence
@@ -175,17 +176,13 @@ def waiting_for_lock(view: View) -> Cause | None:
         return Cause(
             "waiting_for_lock",
             f"{who(wait.process)} waits for a lock on {shown(wait.target) or 'a file'}, held by a process not seen here",
-            (f"thread {wait.thread.tid} is in {wait.thread.syscall or wait.thread.wait_channel}",),
+            (wait.told,),
         )
     process, frame = _lock_frame(view)
-    if process is not None:
-        return Cause(
-            "waiting_for_lock",
-            f"{who(process)} tries again and again for a lock file (filelock)",
-            (f"python: {frame}",),
-            "medium",
-        )
-    return None
+    if process is None:
+        return None
+    tries = f"{who(process)} tries again and again for a lock file (filelock)"
+    return Cause("waiting_for_lock", tries, (f"python: {frame}",), "medium")
 
 
 def _lock_frame(view: View) -> tuple[ProcessFacts | None, str]:
@@ -213,8 +210,10 @@ def memory_pressure(view: View) -> Cause | None:
     pressed = pressure is not None and pressure.some_avg10 >= 5
     if not pressed and not (pressure is None and full_group and faults >= 100) and swapped <= resident:
         return None
-    lines = [f"{faults:.0f} page faults a second needed the disk", f"{format_bytes(resident)} resident, "
-             f"{format_bytes(swapped)} swapped out"]  # fmt: skip
+    lines = [
+        f"{faults:.0f} page faults a second needed the disk",
+        f"{format_bytes(resident)} resident, {format_bytes(swapped)} swapped out",
+    ]
     if pressure:
         lines.append(
             f"/proc/pressure/memory: some {pressure.some_avg10:.0f} %, full {pressure.full_avg10:.0f} % over 10 s"
@@ -235,16 +234,12 @@ def waiting_for_device(view: View) -> Cause | None:
     """A thread waits for a character device, in ioctl, read or poll, or in state D with one open."""
     wait = view.leaf(WaitKind.DEVICE)
     confidence: Confidence = "high"
-    if wait is None:
-        # In state D the call need not name the device: an open one is suspected, if the thread does not wait for a file.
-        for candidate in view.leaves:
-            devices = [file for file in candidate.process.files if file.kind == "device"]
-            if candidate.kind is WaitKind.DISK and devices and not candidate.target:
-                wait, confidence = (
-                    Wait(WaitKind.DEVICE, candidate.process, candidate.thread, devices[0].target),
-                    "medium",
-                )
-                break
+    # In state D the call need not name the device: an open one is suspected, if the thread does not wait for a file.
+    for leaf in view.leaves if wait is None else ():
+        devices = [file for file in leaf.process.files if file.kind == "device"]
+        if leaf.kind is WaitKind.DISK and devices and not leaf.target:
+            wait, confidence = replace(leaf, target=devices[0].target), "medium"
+            break
     if wait is None:
         return None
     thread = wait.thread
@@ -280,7 +275,7 @@ def blocked_on_output_pipe(view: View) -> Cause | None:
     return Cause(
         "blocked_on_output_pipe",
         f"{who(wait.process)} cannot go on writing to {stream}: the pipe is full and nobody reads it{reader}",
-        (f"thread {wait.thread.tid} is in {wait.thread.syscall or wait.thread.wait_channel} on {shown(wait.target)}",),
+        (f"{wait.told} on {shown(wait.target)}",),
         "high" if not readers or kinds <= {WaitKind.SLEEP, WaitKind.UNKNOWN, WaitKind.CHILD} else "medium",
     )
 
@@ -294,8 +289,9 @@ def waiting_for_input(view: View) -> Cause | None:
     if wait is None:
         return None
     source = shown(wait.target) or "standard input"
-    return Cause("waiting_for_input", f"{who(wait.process)} waits for input from {source}", (f"thread {wait.thread.tid} is in {wait.thread.syscall or wait.thread.wait_channel} on descriptor "
-         f"{wait.file.fd if wait.file else '?'} ({source})", *_python_line(wait)))  # fmt: skip
+    fd = wait.file.fd if wait.file else "?"
+    lines = (f"{wait.told} on descriptor {fd} ({source})", *_python_line(wait))
+    return Cause("waiting_for_input", f"{who(wait.process)} waits for input from {source}", lines)
 
 
 def waiting_for_network(view: View) -> Cause | None:
@@ -304,34 +300,22 @@ def waiting_for_network(view: View) -> Cause | None:
     if wait is None:
         return None
     socket = wait.socket
-    call = wait.thread.syscall or wait.thread.wait_channel
     if socket is None:
-        return Cause(
-            "waiting_for_network",
-            f"{who(wait.process)} waits on a socket ({call})",
-            (
-                f"thread {wait.thread.tid} is in {call} on {shown(wait.target) or 'a socket'}",
-                *_python_line(wait),
-            ),
-            "medium",
-        )
+        lines = (f"{wait.told} on {shown(wait.target) or 'a socket'}", *_python_line(wait))
+        return Cause("waiting_for_network", f"{who(wait.process)} waits on a socket ({wait.call})", lines, "medium")
     if socket.state == "LISTEN":
         what = f"waits for somebody to connect to {shown(socket.local)}"
     elif socket.family == "unix":
         what = f"waits for the process at the other end of the socket {shown(socket.local) or '(unnamed)'}"
     else:
         what = f"waits for {shown(socket.remote)} ({socket.state})"
-    return Cause(
-        "waiting_for_network",
-        f"{who(wait.process)} {what}",
-        (
-            f"thread {wait.thread.tid} is in {call}: {socket.family} {shown(socket.local)} -> "
-            f"{shown(socket.remote) or '(none)'}, {socket.state}, {socket.receive_queue_bytes} bytes to read, "
-            f"{socket.send_queue_bytes} to send",
-            *_python_line(wait),
-        ),
-        "high" if socket.family != "unix" and socket.state != "LISTEN" else "medium",
+    line = (
+        f"{wait.told}: {socket.family} {shown(socket.local)} -> {shown(socket.remote) or '(none)'}, {socket.state}, "
+        f"{socket.receive_queue_bytes} bytes to read, {socket.send_queue_bytes} to send"
     )
+    sure = socket.family != "unix" and socket.state != "LISTEN"
+    lines = (line, *_python_line(wait))
+    return Cause("waiting_for_network", f"{who(wait.process)} {what}", lines, "high" if sure else "medium")
 
 
 def compute_bound(view: View) -> Cause | None:
@@ -411,10 +395,17 @@ def waiting_for_child(view: View) -> Cause | None:
         if not above or above[0].pid not in waiting:
             continue
         child = leaf.process
-        argv = shown(" ".join(child.argv), 160)
+        argv = shown(" ".join(child.argv), 160) or shown(child.name)
         through = "".join(f", through {who(process)}" for process in above[:-1])
-        return Cause("waiting_for_child", f"{who(above[-1])} waits for its child {who(child)}{through}, which sleeps ({leaf.thread.syscall or leaf.kind.value})", (f"child: {argv or shown(child.name)}, alive for {format_duration(child.age_s)}",
-             f"CPU of the child in the window: {child.cpu_in_window_s or 0:.1f} s", *_python_line(leaf)), "low" if view.polls else "high")  # fmt: skip
+        sleeps = f"which sleeps ({leaf.thread.syscall or leaf.kind.value})"
+        lines = (
+            f"child: {argv}, alive for {format_duration(child.age_s)}",
+            f"CPU of the child in the window: {child.cpu_in_window_s or 0:.1f} s",
+            *_python_line(leaf),
+        )
+        summary = f"{who(above[-1])} waits for its child {who(child)}{through}, {sleeps}"
+        # A loop sleeps by a new child again and again.
+        return Cause("waiting_for_child", summary, lines, "low" if view.polls else "high")
     return None
 
 

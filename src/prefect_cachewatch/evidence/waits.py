@@ -46,6 +46,16 @@ class Wait:
     socket: SocketFacts | None = None
     timed: bool | None = None
 
+    @property
+    def call(self) -> str:
+        """The system call, or the kernel function, that the thread is in."""
+        return self.thread.syscall or self.thread.wait_channel
+
+    @property
+    def told(self) -> str:
+        """The thread and its call, as the beginning of a line."""
+        return f"thread {self.thread.tid} is in {self.call}"
+
 
 _WRITES = frozenset(["write", "pwrite64", "writev", "pwritev", "sendto", "sendmsg", "sendmmsg", "sendfile", "splice"])
 _POLLS = frozenset(["poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "epoll_pwait2"])

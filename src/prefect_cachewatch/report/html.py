@@ -20,6 +20,7 @@ from prefect_cachewatch.report.sections import Cell, Chart, Facts, Folded, Lines
 # Read with this module: later its directory may be on a file system that hangs.
 STYLE, SCRIPT = (Path(__file__).with_name(name).read_text("utf-8") for name in ("page.css", "page.js"))
 _WIDE = 40
+_KINDS = {"File": "path", "Directory": "path"}
 _CONTROLS = (
     '<p class="controls"><label>Filter <input id="filter" type="search" autocomplete="off" placeholder="part of a path or a '
     'flag"></label> <output id="matches"></output> A click on a column\'s head sorts.</p>'
@@ -99,7 +100,7 @@ def _write(part: Part) -> str:
 
 
 def _table(table: Table) -> str:
-    kinds = ["number" if head.startswith("#") else "path" if head in ("File", "Directory") else head.lower() for head in table.heads]  # fmt: skip
+    kinds = ["number" if head.startswith("#") else _KINDS.get(head, head.lower()) for head in table.heads]
     heads = "".join(
         f'<th scope="col" class="{kind}">{for_html(head.removeprefix("#"))}</th>'
         for kind, head in zip(kinds, table.heads, strict=True)
