@@ -177,7 +177,7 @@ def _key(report: Report, what: str) -> str:
 
 
 def _description(report: Report) -> str:
-    return for_markdown(f"{_of_attempt(report)}{report.headline or report.facts}", 600)
+    return _of_attempt(report) + for_markdown(report.headline or report.facts, 500)
 
 
 def _of_attempt(report: Report) -> str:

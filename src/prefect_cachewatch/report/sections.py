@@ -177,7 +177,7 @@ def sections(
     ]
     if evidence is None and report.bundle is not None:
         command = Pre((f"cachewatch report {report.bundle}",), command=True)
-        found.insert(-3, ("", "Everything that was found out, on the worker", [command]))
+        found.insert(0, ("", "Everything that was found out, on the worker", [command]))
     for label, title, parts in found:
         told = tuple(part for part in parts if not isinstance(part, Lines | Pre) or part.lines)
         if told:
@@ -219,7 +219,7 @@ def numbers(report: Report) -> list[tuple[str, str]]:
         ("Attempt", f"{_attempt(report)}, {format_duration(report.duration_s)}"),
         ("Started", report.started_at[:19].replace("T", " ") + " UTC"),
         *_where(report),
-        ("Bytes written", f"{format_bytes(growth.bytes_written)} in this attempt"),
+        ("Bytes written", format_bytes(growth.bytes_written)),
         ("Present", describe_growth(growth.bytes_present, growth.files_present)),
         ("First byte", after["first"]),
         ("Last growth", after["last"]),
