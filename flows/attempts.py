@@ -28,7 +28,7 @@ from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolic
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.flows.telling import ContextValue, note_report, note_work
 from prefect_cachewatch.metrics.run import RunMetrics
-from prefect_cachewatch.postmortem.report import Report, write_report_within
+from prefect_cachewatch.report.report import Report, write_report_within
 from prefect_cachewatch.run.delivery import PublishSession
 from prefect_cachewatch.run.learning import RunHistory
 from prefect_cachewatch.run.output_lines import OutputLines

@@ -42,8 +42,8 @@ from prefect_cachewatch.flows.attempts import (
 from prefect_cachewatch.flows.retrying import Retrying
 from prefect_cachewatch.flows.telling import note_end, note_work, whom_to_tell
 from prefect_cachewatch.metrics.settings import Metrics
-from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.report.report import Report
 from prefect_cachewatch.run.delivery import PublishSession
 from prefect_cachewatch.run.exposure import check_exposure
 from prefect_cachewatch.tasks.prefect_api.admission import StorageSlots
@@ -230,12 +230,12 @@ def _run_attempts(inputs: Inputs, site: CacheDirectories, retry: RetryPolicy, ad
                 logger.error(problem)
                 return Failed(name=state, message=f"{outcome.message} {problem}")
         except InputError as error:  # no attempt beside files that may be cut and cannot be removed
-            message = f"{outcome.message} No further attempt: {error.message}."
+            told = f"No further attempt: {error.message}."
             logger.error("no further attempt: %s", error.message)
-            write_reports(inputs, replace(report, message=message), f"report-{number}.json")
+            write_reports(inputs, replace(report, facts=f"{report.facts} {told}"), f"report-{number}.json")
             if inputs.delivery is not None:
                 inputs.delivery.leave(site)
-            return Failed(name=state, message=message)
+            return Failed(name=state, message=f"{outcome.message} {told}")
         retrying.pause(outcome, following)
 
 

@@ -13,9 +13,9 @@ from prefect.exceptions import TerminationSignal
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
 from prefect_cachewatch.config import RetryPolicy
+from prefect_cachewatch.evidence.causes import find_following
 from prefect_cachewatch.flows.attempts import Inputs, live_view, wait_awake
 from prefect_cachewatch.run.before_retry import run_before_retry
-from prefect_cachewatch.run.causes import find_following
 from prefect_cachewatch.run.retry import count_attempts, decide_retry, describe_next, last_traceback
 from prefect_cachewatch.supervise.supervisor import await_survivors, describe_survivors, still_there
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
@@ -130,13 +130,14 @@ class Retrying:
 
     def _leave_cancelled(self, outcome: Outcome) -> None:
         """Tell of a run that was cancelled in a pause; the report of its last attempt stays as it is."""
-        message = f"The run was cancelled in the pause before attempt {self.made + 1} of {self.most}. {outcome.message}"
+        headline = f"The run was cancelled in the pause before attempt {self.made + 1} of {self.most}"
+        message = f"{headline}. {outcome.message}"
         self.inputs.logger.warning(message)
         payload = {
             "attempt": self.made,
             "outcome": "cancelled",
             "message": message,
-            "headline": message.partition(". ")[0],
+            "headline": headline,
         }
         emit_generation_event("cancelled", self.inputs.job.name, payload)
 

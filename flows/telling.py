@@ -11,7 +11,7 @@ import time
 from contextvars import ContextVar, Token
 from typing import Any, Generic, TypeVar
 
-from prefect_cachewatch.postmortem.report import Report
+from prefect_cachewatch.report.report import Report
 from prefect_cachewatch.watching.attempt import Watch
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from prefect.states import Scheduled
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.followup import FOLLOWED, PastEnd
-from prefect_cachewatch.tasks.prefect_api.labels import CAUSE_LABEL, LASTING_LABEL
+from prefect_cachewatch.tasks.prefect_api.labels import CAUSE_LABEL, LASTING_LABEL, TOLD_LABEL
 
 RERUN_TAG = "cachewatch-rerun"
 _MAX_RUNS = 100
@@ -126,7 +126,8 @@ def _parent(client: SyncPrefectClient, run: FlowRun) -> str | None:
 
 def _end(run: FlowRun, part_of: str | None) -> PastEnd:
     message = (run.state.message if run.state else None) or ""
-    category, lasting = (str(run.labels.get(label) or "") for label in (CAUSE_LABEL, LASTING_LABEL))
+    labels = (CAUSE_LABEL, TOLD_LABEL, LASTING_LABEL)
+    category, told, lasting = (str(run.labels.get(label) or "") for label in labels)
     return PastEnd(
-        run.state_name or "Unknown", message, run.end_time, RERUN_TAG in run.tags, part_of, category, lasting
+        run.state_name or "Unknown", message, run.end_time, RERUN_TAG in run.tags, part_of, category, told, lasting
     )

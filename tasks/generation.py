@@ -22,9 +22,9 @@ from prefect_cachewatch.common.secrets import redact, secret_values
 from prefect_cachewatch.config import DEFAULT_IGNORE, StallPolicy
 from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.measure.growth import Growth
+from prefect_cachewatch.report.headline import how_long
 from prefect_cachewatch.watching.attempt import Watch
 from prefect_cachewatch.watching.emptiness import holds_nothing
-from prefect_cachewatch.watching.headline import how_long
 from prefect_cachewatch.watching.learned import refuse_learned
 from prefect_cachewatch.watching.monitor import GrowthMonitor
 from prefect_cachewatch.watching.outcomes import describe_growth, describe_nothing, describe_stall, ending_of

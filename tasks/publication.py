@@ -22,8 +22,8 @@ from prefect_cachewatch.common.secrets import hide
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.errors import BuildDamaged, StoreError
-from prefect_cachewatch.postmortem.report import Report, cached_report
 from prefect_cachewatch.publish.checks import Finding, refusals
+from prefect_cachewatch.report.report import Report, cached_report
 from prefect_cachewatch.run.delivery import PublishSession, describe_publication, describe_refusal, growth_summary
 from prefect_cachewatch.run.doubts import DOUBTS, describe_doubts
 from prefect_cachewatch.tasks.prefect_api.events import emit_cache_event
@@ -112,12 +112,12 @@ def deliver_build(
     done = delivery.publication or delivery.unfinished()
     if not state.is_completed():
         logger.error(message)
-        failed = replace(report, outcome="verification_failed", message=message, publication=done)
+        failed = replace(report, outcome="verification_failed", headline="", facts=message, publication=done)
         return Failed(name="VerificationFailed", message=message), failed
     logger.info(message)
     if done.current:
         collect_surplus(delivery.store, delivery.name, delivery.policy)
-    return Completed(message=message), replace(report, message=message, publication=done)
+    return Completed(message=message), replace(report, facts=message, publication=done)
 
 
 def doubts_of(delivery: PublishSession) -> str:

@@ -86,10 +86,10 @@ if TYPE_CHECKING:
         generate_fleet,
     )
     from prefect_cachewatch.metrics.settings import Metrics
-    from prefect_cachewatch.postmortem.report import Report
     from prefect_cachewatch.publish.health import HealthCheck
     from prefect_cachewatch.publish.policy import PublishPolicy
     from prefect_cachewatch.publish.store import CacheStore
+    from prefect_cachewatch.report.report import Report
     from prefect_cachewatch.run.attached import watch
     from prefect_cachewatch.tasks import monitor_cache
     from prefect_cachewatch.tasks.prefect_api.storage_slots import storage_slot
@@ -103,7 +103,7 @@ else:
         "errors": ("BuildDamaged CacheDirectoryBusy CachewatchError InputError NotEnoughSpace StoreBusy StoreError"),
         "flows": ("CacheGeneration CacheGenerationError GenerationSummary deploy_cache generate_cache generate_fleet"),
         "metrics.settings": "Metrics",
-        "postmortem.report": "Report",
+        "report.report": "Report",
         "publish.health": "HealthCheck",
         "publish.policy": "PublishPolicy",
         "publish.store": "CacheStore",

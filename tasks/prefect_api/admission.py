@@ -15,7 +15,7 @@ from prefect.client.schemas.objects import State
 from prefect_cachewatch.capacity.history import RunRecord
 from prefect_cachewatch.config import Storage
 from prefect_cachewatch.metrics.run import RunMetrics
-from prefect_cachewatch.postmortem.report import Report
+from prefect_cachewatch.report.report import Report
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.tasks.prefect_api.fleet_runs import is_fleet_job
 from prefect_cachewatch.tasks.prefect_api.origin import this_run
@@ -109,9 +109,17 @@ class StorageSlots:
             attempts=len(self.outcomes),
             bytes_present=bytes_present,
             rate_bytes_per_s=_rate(last) if last is not None else None,
-            cause=None if state.is_completed() else state.message,
+            cause=self._told(state) or None,
             advice=None if state.is_completed() else advice or None,
         )
+
+    def _told(self, state: State[Any]) -> str:
+        """The cause in short; of a run that completed, the stalls that were only reported."""
+        report = self.report
+        if state.is_completed():
+            return report.told if report is not None else ""
+        ended_so = report is not None and ending_of(report.outcome, report.stall.kind).state == state.name
+        return report.told if report is not None and ended_so else state.message or ""
 
 
 def _rate(outcome: Outcome) -> float | None:

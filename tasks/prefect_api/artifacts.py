@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from logging import Logger, LoggerAdapter
 from typing import Any
 from uuid import UUID
 
-from prefect_cachewatch.common.svg import svg_data_uri
-from prefect_cachewatch.common.text import for_markdown, for_terminal, markdown_code, slugify
+from prefect_cachewatch.common.text import for_markdown, slugify
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.config import StallPolicy
-from prefect_cachewatch.postmortem.chart import draw_growth
-from prefect_cachewatch.postmortem.listing_table import listing_rows
-from prefect_cachewatch.postmortem.report import Report
-from prefect_cachewatch.postmortem.where import describe_attempt, where_rows
+from prefect_cachewatch.report.listing_table import listing_rows
+from prefect_cachewatch.report.markdown import write_markdown
+from prefect_cachewatch.report.report import Report
+from prefect_cachewatch.report.sections import (
+    Chart,
+    Facts,
+    Section,
+    draw_report,
+    make_verdict,
+    numbers,
+    sections,
+)
 from prefect_cachewatch.run.history import enough_window_s
 from prefect_cachewatch.tasks.prefect_api.artifact_requests import create_artifact
-from prefect_cachewatch.watching.headline import describe_cause, headline_of, split_message
-from prefect_cachewatch.watching.leaving import describe_would_be_stops
-from prefect_cachewatch.watching.outcomes import describe_growth, describe_last, ending_of
 from prefect_cachewatch.watching.stall import effective_poll_s
 
 PATIENCE_S = 120.0
@@ -57,13 +61,11 @@ def publish_failure(report: Report, logger: AnyLogger, patience_s: float = PATIE
     Returns:
         The keys that were published.
     """
-    slug = slugify(report.name)
+    files = f"{_of_attempt(report)}files of {for_markdown(report.name)}: what may be cut first, then what grew last"
+    files = files[0].upper() + files[1:]
     makers: dict[str, Callable[[str], Any]] = {
-        f"cachewatch-{slug}-listing": lambda key: create_artifact(
-            "table", key, listing_rows(report),
-            f"Files of {for_markdown(report.name)}: what may be cut first, then what grew last",
-        ),
-        f"cachewatch-{slug}-report": lambda key: create_artifact(
+        _key(report, "listing"): lambda key: create_artifact("table", key, listing_rows(report), files),
+        _key(report, "report"): lambda key: create_artifact(
             "markdown", key, report_markdown(report), _description(report)
         ),
     }  # fmt: skip
@@ -90,7 +92,7 @@ def publish_completion(
     Returns:
         The keys that were published.
     """
-    key = f"cachewatch-{slugify(report.name)}-report"
+    key = _key(report, "report")
     text, description = completion_markdown(report, pauses_s, stall), _description(report)
     made = _publish(
         lambda key: create_artifact("markdown", key, text, description),
@@ -130,69 +132,13 @@ def try_until(ask: Callable[[], Any], problem: str, deadline_s: float, logger: A
 
 
 def report_markdown(report: Report) -> str:
-    """Write the explanation of an attempt: cause, what to do next, what was seen, numbers, log tail.
+    """Write the explanation of an attempt as Markdown.
 
     Args:
         report: the attempt's report.
-
-    Returns:
-        Markdown; text from outside is escaped.
     """
-    growth, stop = report.growth, report.stop
-    rows = [
-        ("Outcome", report.outcome + (f" ({report.stall.kind})" if report.stall.kind else "")),
-        ("Attempt", f"{_which(report)}, {format_duration(report.duration_s)}"),
-        *_where(report),
-        ("Bytes written", f"{format_bytes(growth.bytes_written)} in this attempt"),
-        ("Present", describe_growth(growth.bytes_present, growth.files_present)),
-        ("First byte", "never" if growth.first_write_s is None else f"after {format_duration(growth.first_write_s)}"),
-        ("Last growth", "never" if growth.last_growth_s is None else f"after {format_duration(growth.last_growth_s)}"),
-        ("Longest pause before", format_duration(growth.longest_pause_s)),
-        *([("Progress told", describe_last(report.logged))] if report.logged is not None else []),
-        ("Generator", _ended(report)),
-        *([("Learned", str(report.learned))] if report.learned is not None else []),
-        *_ready_rows(report),
-    ]
-    if stop is not None:
-        rows.append(
-            ("Process tree", f"gone after {stop.gone_after_s:.2f} s: {len(stop.terminated)} terminated, "
-             f"{len(stop.killed)} killed, {len(stop.survivors)} left")
-        )  # fmt: skip
-    for who in stop.survivors if stop else ():
-        rows.append(("Could not be killed", f"pid {who.pid}, state {who.state}"))
-    rows.append(("Command", " ".join(report.command)))
-    diagnosis = report.diagnosis
-    lines = [_heading(report), ""]
-    if diagnosis is not None:
-        told = describe_cause(diagnosis)
-        lead = "Cause not known, seen" if diagnosis.category == "unknown" else "Cause"
-        lines += [
-            f"**{lead}:** {for_markdown(told[:1].upper() + told[1:], 1000)} "
-            f"({diagnosis.category}, confidence {diagnosis.confidence})",
-            "",
-        ]
-    advice = diagnosis.resolution if diagnosis else ending_of(report.outcome, report.stall.kind).advice
-    if advice:
-        lines += [f"**Next:** {for_markdown(advice, 1000)}", ""]
-    if report.retry is not None:
-        lines += [f"**Retry:** {for_markdown(report.retry.sentence, 1000)}", ""]
-    first, facts = split_message(report.message)
-    lines += [for_markdown(facts or first, 2000), "", _chart(report), ""]
-    if diagnosis is not None and diagnosis.evidence:
-        lines += ["Seen:", "", *(f"- {for_markdown(line, 300)}" for line in diagnosis.evidence), ""]
-    if report.bundle is not None:
-        lines += [
-            f"Everything that was found out: {markdown_code('cachewatch report ' + report.bundle, 1000)} on the worker",
-            "",
-        ]
-    lines += [*_facts(rows), *_remarks(report)]
-    if report.log_tail:
-        tail = "\n".join(for_terminal(line, 300) for line in report.log_tail[-30:])
-        fence = "`" * max(3, 1 + max((len(run) for run in tail.split() if set(run) == {"`"}), default=0))
-        while fence in tail:
-            fence += "`"
-        lines += ["", "Last lines of the generator's output:", "", f"{fence}text", tail, fence]
-    return "\n".join(lines) + "\n"
+    without = replace(report, listing=None)  # it makes an artifact of its own
+    return write_markdown(make_verdict(report), (one for one in sections(without) if one.label != "files"))
 
 
 def completion_markdown(report: Report, pauses_s: Sequence[float], stall: StallPolicy) -> str:
@@ -208,101 +154,32 @@ def completion_markdown(report: Report, pauses_s: Sequence[float], stall: StallP
     """
     growth = report.growth
     wrote_s = (growth.last_growth_s or 0.0) - (growth.first_write_s or 0.0)
-    rate = growth.bytes_written / wrote_s if wrote_s > 0 else None
-    rows = [
-        ("Present", describe_growth(growth.bytes_present, growth.files_present)),
-        ("Bytes written", format_bytes(growth.bytes_written)),
-        ("Rate while writing", f"{format_bytes(rate)}/s" if rate else "nothing to say"),
-        ("Duration", format_duration(report.duration_s)),
-        *_where(report),
-        ("First byte", "never" if growth.first_write_s is None else f"after {format_duration(growth.first_write_s)}"),
-        (
-            "Longest pause",
-            f"{format_duration(growth.longest_pause_s)} of a window of {format_duration(stall.stall_after_s)}",
-        ),
-    ]
-    if report.learned is not None:
-        rows.append(("Learned", str(report.learned)))
-    rows += _ready_rows(report)
+    longest, window = format_duration(growth.longest_pause_s), format_duration(stall.stall_after_s)
+    known = dict(numbers(report)) | {"Longest pause": f"{longest} of a window of {window}"}
+    rows = [(label, known.pop(label)) for label in ("Present", "Bytes written", "Longest pause")]
+    if wrote_s > 0:
+        rows.append(("Rate while writing", f"{format_bytes(growth.bytes_written / wrote_s)}/s"))
     enough_s = enough_window_s(pauses_s, effective_poll_s(stall))
     if enough_s is not None:
         runs = "this run" if len(pauses_s) == 1 else f"the last {len(pauses_s)} runs"
-        rows.append(
-            ("Window that would have been enough", f"{format_duration(enough_s)} (twice the longest pause of {runs})")
-        )
-    lines = [_heading(report), ""]
-    lines += [for_markdown(report.message, 2000), "", _chart(report), "", *_facts(rows)]
-    return "\n".join([*lines, *_remarks(report)]) + "\n"
+        enough = f"{format_duration(enough_s)} (twice the longest pause of {runs})"
+        rows.append(("Window that would have been enough", enough))
+    rows += known.items()
+    told = [Section("growth", "Growth", (Chart(draw_report(report)), Facts(tuple(rows))))]
+    told += [one for one in sections(report) if one.label in ("", "cut")]
+    return write_markdown(make_verdict(report), told)
 
 
-def _facts(rows: Sequence[tuple[str, str]]) -> list[str]:
-    # No table: the UI at / breaks no line in one, and cuts it off at the edge of a phone.
-    return [f"- {name}: {markdown_code(value, 500)}" for name, value in rows]
-
-
-def _heading(report: Report) -> str:
-    return f"## {for_markdown(report.name, 60)}: {ending_of(report.outcome, report.stall.kind).state}"
+def _key(report: Report, what: str) -> str:
+    """Name an artifact of an attempt; sorted by their keys, those of several attempts are in order."""
+    number = f"-{report.attempt:02d}" if report.attempt > 1 else ""
+    return f"cachewatch-{slugify(report.name)}-{what}{number}"
 
 
 def _description(report: Report) -> str:
-    return for_markdown(headline_of(report.message), 500)
+    return _of_attempt(report) + for_markdown(report.headline or report.facts, 500)
 
 
-def _remarks(report: Report) -> list[str]:
-    lines = []
-    if report.growth.suspected:
-        lines += ["", "Suspected: " + "; ".join(for_markdown(s.message) for s in report.growth.suspected[-5:])]
-    if report.would_be_stops:
-        lines += [
-            "",
-            "Would have been stopped:",
-            "",
-            *(f"- {one}" for one in describe_would_be_stops(report.would_be_stops)),
-        ]
-    if report.notes:
-        lines += ["", *(f"- {for_markdown(note, 500)}" for note in report.notes)]
-    return lines
-
-
-def _chart(report: Report) -> str:
-    samples = [(s.at_s, s.bytes_written, s.allocated_written) for s in report.growth.samples]
-    last_s, pause_s = report.growth.last_growth_s or 0.0, report.stall.pause_s
-    pauses = [(s.at_s - s.pause_s, s.cleared_at_s) for s in report.growth.suspected if s.cleared_at_s is not None]
-    if report.stall.kind is None or pause_s is None:
-        svg = draw_growth(samples, end_s=report.duration_s, pauses=pauses)
-    else:
-        window_s = report.stall.window_s
-        svg = draw_growth(samples, end_s=last_s + pause_s, stall_from_s=last_s, window_s=window_s, pauses=pauses)
-    # An image, since both UIs remove raw SVG from Markdown.
-    return f"![Bytes written over time]({svg_data_uri(svg)})"
-
-
-def _ready_rows(report: Report) -> list[tuple[str, str]]:
-    ready = report.ready
-    if ready is None:
-        return []
-    when = "never" if ready.at_s is None else f"after {format_duration(ready.at_s)}"
-    rows = [("Ready", f"{when}, by {ready.what}")]
-    if ready.at_s is None and ready.last_answer is not None:
-        rows.append(("Last answer", ready.last_answer))
-    warm_s = next((change.at_s for change in ready.phases if change.phase == "warm_up"), None)
-    if warm_s is not None:
-        rows.append(("Warm-up began", f"after {format_duration(warm_s)}"))
-    if ready.left_running:
-        rows.append(("Left running", f"pid {ready.pid}" if ready.pid is not None else f"container {ready.container}"))
-        rows.append(("To stop it", ready.how_to_stop or ""))
-    return rows
-
-
-def _which(report: Report) -> str:
-    return describe_attempt(report.attempt, report.where.attempts if report.where is not None else None)
-
-
-def _where(report: Report) -> list[tuple[str, str]]:
-    return where_rows(asdict(report.where) if report.where is not None else None)
-
-
-def _ended(report: Report) -> str:
-    if report.exit_code is not None:
-        return f"exit code {report.exit_code}"
-    return f"signal {report.signal}" if report.signal is not None else "unknown"
+def _of_attempt(report: Report) -> str:
+    attempt = make_verdict(report).attempt
+    return f"{attempt.capitalize()}: " if attempt else ""

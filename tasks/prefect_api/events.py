@@ -18,9 +18,8 @@ from prefect.events import emit_event
 
 from prefect_cachewatch.common.mounts import storage_of
 from prefect_cachewatch.common.text import for_terminal, slugify
-from prefect_cachewatch.postmortem.report import Report
+from prefect_cachewatch.report.report import Report
 from prefect_cachewatch.tasks.prefect_api.origin import this_run
-from prefect_cachewatch.watching.headline import headline_of
 
 
 def resource_id(name: str) -> str:
@@ -58,7 +57,7 @@ def describe_end(report: Report) -> tuple[str, str, dict[str, Any]]:
             "category": diagnosis.category if diagnosis else None,
             "confidence": diagnosis.confidence if diagnosis else None,
             "summary": diagnosis.summary if diagnosis else None,
-            "headline": headline_of(report.message),
+            "headline": report.headline or report.facts,
             "message": report.message,
             "bytes_written": growth.bytes_written,
             "bytes_present": growth.bytes_present,

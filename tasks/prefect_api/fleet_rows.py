@@ -17,10 +17,9 @@ from prefect.utilities.urls import url_for
 from prefect_cachewatch.capacity.history import RunRecord
 from prefect_cachewatch.common.text import slugify
 from prefect_cachewatch.fleet.outcome import describe_fleet, table_rows
-from prefect_cachewatch.fleet.rows import JobRow, cause_of, kind_of
+from prefect_cachewatch.fleet.rows import JobRow, kind_of
 from prefect_cachewatch.tasks.prefect_api.artifact_requests import create_artifact, update_artifact
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
-from prefect_cachewatch.watching.leaving import named_would_be_stops
 
 
 class FleetTable:
@@ -79,7 +78,7 @@ def final_row(name: str, run: FlowRun, record: RunRecord | None) -> JobRow:
         kind=kind,
         waited_s=waited_s,
         duration_s=run.total_run_time.total_seconds() if run.total_run_time else None,
-        cause=named_would_be_stops(message) if kind == "done" else cause_of(message),
+        cause="" if kind == "done" else message,
         run_id=str(run.id),
         url=run_url(run.id),
     )
@@ -91,7 +90,7 @@ def final_row(name: str, run: FlowRun, record: RunRecord | None) -> JobRow:
         rate_bytes_per_s=record.rate_bytes_per_s,
         waited_s=waited_s + record.slot_wait_s,
         attempts=record.attempts,
-        cause=row.cause or record.cause or "",
+        cause=record.cause or row.cause,
         advice=record.advice or "",
     )
 

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from prefect_cachewatch.common.text import for_markdown, slugify
 from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
-from prefect_cachewatch.postmortem.report import Report
+from prefect_cachewatch.report.report import Report
 from prefect_cachewatch.tasks.prefect_api.artifact_requests import create_artifact, update_artifact
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger, tell_failure
 from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_generation_event, emit_run_event

@@ -69,6 +69,7 @@ class Ran:
             self.report.get("message") or "",
             *(diagnosis.get(key) or "" for key in ("summary", "resolution")),
             *(diagnosis.get("evidence") or ()),
+            *(diagnosis.get("said") or ()),
             *(self.report.get("notes") or ()),
         ]
         return "\n".join(parts)

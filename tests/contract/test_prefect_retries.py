@@ -139,10 +139,15 @@ def test_a_clean_attempt_finds_what_was_there_before_the_run_and_nothing_of_the_
 def test_two_stalls_leave_one_listing_and_one_page_each(ran: dict[str, Any]) -> None:
     look = ran["frozen"]
     for what in ("listing", "report"):
-        assert len([one for one in look["artifacts"] if one["key"] == f"cachewatch-frozen-{what}"]) >= 2
+        keys = {one["key"] for one in look["artifacts"] if f"-{what}" in one["key"]}
+        assert keys == {f"cachewatch-frozen-{what}", f"cachewatch-frozen-{what}-02"}
+        assert [artifact(look, key)["description"][:14] for key in (what, f"{what}-02")] == [
+            "Attempt 1 of 2",
+            "Attempt 2 of 2",
+        ]
     assert kinds(look) == ["started", "suspected", "stalled"] * 2
-    assert "2 of 2" in artifact(look, "report")["data"]
-    assert json.loads(artifact(look, "listing")["data"])[1]["file"] == "layer.bin"
+    assert artifact(look, "report-02")["data"].startswith("## frozen, attempt 2 of 2: Stalled")
+    assert json.loads(artifact(look, "listing-02")["data"])[1]["file"] == "layer.bin"
     bundles = {event["payload"]["bundle"] for event in look["events"] if event["event"].endswith(".stalled")}
     assert len(bundles) == 2 and all(Path(bundle).is_dir() for bundle in bundles)
 

@@ -134,8 +134,8 @@ LOOKS = """
     import contextlib, sys
     from pathlib import Path
     from prefect_cachewatch.errors import InputError
-    from prefect_cachewatch.postmortem.evidence import collect_evidence
-    from prefect_cachewatch.postmortem.proctree import sample_processes
+    from prefect_cachewatch.evidence.collector import collect_evidence
+    from prefect_cachewatch.evidence.proctree import sample_processes
     from prefect_cachewatch.supervise.pinned_process import PinnedProcess
     pid = int(sys.argv[1])
     sample_processes(pid)

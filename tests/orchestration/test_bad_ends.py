@@ -14,6 +14,10 @@ from prefect.server.events.schemas.events import ReceivedEvent
 from prefect.server.utilities.user_templates import render_user_template_sync
 
 from prefect_cachewatch.cli.automation_files import read_automations
+from prefect_cachewatch.evidence.causes import Cause
+from prefect_cachewatch.report.headline import make_headline
+from prefect_cachewatch.report.report import GrowthReport, Report, StallReport
+from prefect_cachewatch.tasks.prefect_api.labels import short_headline
 from prefect_cachewatch.watching.outcomes import ENDINGS
 
 NOTIFY = read_automations(["notify"])
@@ -23,7 +27,8 @@ STATES = sorted(
     | {"Refused", "ActivationFailed", "Unhealthy", "PartlyFailed", "FleetFailed", "Failed", "TimedOut"}
 )
 FACTS = "Tensor cache generation stalled: no disk write activity detected for 6 minutes in /c (1 GiB in 4 files)."
-STALL = f"llama-3-70b stalled: pid 17187 (python3) waits for the lock .build.lock held by pid 17045. No growth for 6 minutes. {FACTS}"
+HEADLINE = "llama-3-70b stalled: pid 17187 (python3) waits for the lock .build.lock held by pid 17045. No growth for 6 minutes."
+STALL = f"{HEADLINE} {FACTS}"
 
 
 def trigger(automation: Any) -> EventTrigger:
@@ -85,25 +90,22 @@ def test_a_message_has_the_cause_within_80_characters_the_next_step_and_the_link
     assert lines[3] == f"{state}: the volume is gone"
 
 
-def test_the_message_of_a_stall_begins_with_its_cause_and_has_the_run_s_own_next_step() -> None:
-    subject, body = message_of(
-        event_of("generate-cache", "Stalled", "FAILED", STALL), {"cachewatch.next": "Stop pid 17045, which holds it."}
-    )
-    assert subject[
-        :80
-    ] == "llama-3-70b stalled: pid 17187 (python3) waits for the lock .build.lock held by " and subject.endswith(
-        "No growth for 6 minutes"
-    )
+def test_the_message_of_a_stall_begins_with_its_headline_and_has_the_run_s_own_next_step() -> None:
+    labels = {"cachewatch.next": "Stop pid 17045, which holds it.", "cachewatch.headline": HEADLINE}
+    subject, body = message_of(event_of("generate-cache", "Stalled", "FAILED", STALL), labels)
+    assert subject == HEADLINE
     assert body.splitlines()[0] == "Next: Stop pid 17045, which holds it."
     assert FACTS in body
-    long = f"{'x' * 90} stalled: a lock. No growth for 6 minutes. {FACTS}"
-    subject, _ = message_of(event_of("generate-cache", "Stalled", "FAILED", long, name="x" * 90))
-    assert "stalled: a lock" in subject[:80]
-    for name in ("cachewatch-test", "watch-dog"):
-        told, _ = message_of(
-            event_of("generate-cache", "Stalled", "FAILED", STALL.replace("llama-3-70b", name), name=name)
-        )
-        assert told.startswith(f"{name} stalled: pid 17187")
+
+
+@pytest.mark.parametrize("name", ["x", "x" * 90, "a. b stalled: c", "<b>\n"])
+def test_a_headline_for_a_subject_names_the_cause_within_80_characters(name: str) -> None:
+    cause = Cause("stale_lock", "a lock")
+    report = Report(
+        "stalled", StallReport(), FACTS, None, 15, name, ["gen"], ["/c"], 1, "2026-11-20T14:00:00+00:00", 60.0,
+        GrowthReport(0, 0, 0, 0), headline=make_headline(name, "stalled", cause, "No growth for 6 minutes"),
+    )  # fmt: skip
+    assert "stalled: a lock" in short_headline(report)[:80]
 
 
 def test_a_fleet_is_one_message_with_its_failed_jobs_and_their_causes() -> None:

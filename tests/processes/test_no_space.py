@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from prefect_cachewatch.postmortem.examination import PostMortem
-from prefect_cachewatch.postmortem.readings import IoCounters, ProcessReading, ProcessSample
+from prefect_cachewatch.evidence.readings import IoCounters, ProcessReading, ProcessSample
+from prefect_cachewatch.run.examination import PostMortem
 from support import assert_none_left, exec_argv, needs_root, new_tag, program, run
 
 # Writes until that fails, and tries again for ever, or waits; the first failure is told by a file outside.

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from prefect_cachewatch.postmortem.bundle import BundleContent, write_bundle
-from prefect_cachewatch.postmortem.diagnosis import diagnose
-from prefect_cachewatch.postmortem.model import Evidence, FilesystemFacts, GrowthFacts, ProcessFacts, PythonThread
-from prefect_cachewatch.postmortem.readings import IoCounters, ThreadFacts
+from prefect_cachewatch.evidence.model import Evidence, FilesystemFacts, GrowthFacts, ProcessFacts, PythonThread
+from prefect_cachewatch.evidence.readings import IoCounters, ThreadFacts
+from prefect_cachewatch.evidence.rules import find_cause
+from prefect_cachewatch.report.bundle import BundleContent, write_bundle
+from prefect_cachewatch.report.listing import DirectoryTotal, Listing, ListingEntry
+from prefect_cachewatch.report.report import GrowthReport, Report, SampleReport, StallReport, StopSection
 from prefect_cachewatch.supervise.open_files import OpenFile
 
 pytestmark = pytest.mark.ui
@@ -61,26 +63,22 @@ def bundle(tmp_path_factory) -> Path:
         filesystems=(FilesystemFacts(HOSTILE[2], HOSTILE[4], HOSTILE[0], "/", (HOSTILE[0],)),),
     )  # fmt: skip
     entries = [
-        {
-            "path": f"{cache}/{name}", "size_bytes": 1000 * (len(HOSTILE) - index), "allocated_bytes": 4096,
-            "modified_at": "2026-11-20T14:00:00.000+00:00", "age_s": index * 10.0, "flags": ["suspect_partial"],
-        }
+        ListingEntry(
+            f"{cache}/{name}", 1000 * (len(HOSTILE) - index), 4096, "2026-11-20T14:00:00.000+00:00", index * 10.0,
+            ["suspect_partial"],
+        )
         for index, name in enumerate(HOSTILE)
     ]  # fmt: skip
-    report = {
-        "schema_version": 1, "outcome": "stalled", "name": everything, "message": everything, "command": HOSTILE,
-        "stall": {"kind": "no_growth", "window_s": 300.0, "pause_s": 300.0}, "exit_code": None, "signal": 15,
-        "started_at": "2026-11-20T14:00:00.000+00:00", "duration_s": 600.2, "notes": HOSTILE,
-        "growth": {"bytes_written": 1159641170, "bytes_present": 1159641170, "files_present": 43, "first_write_s": 2.0,
-                   "last_growth_s": 300.0, "longest_pause_s": 12.0, "samples": []},
-        "stop": {"gone_after_s": 0.01},
-        "listing": {"total_files": len(entries), "total_bytes": 5, "entries": entries,
-                    "rest": [{"path": HOSTILE[0], "files": 3, "bytes": 5}]},
-    }  # fmt: skip
-    content = BundleContent(
-        "hostile", report, evidence, diagnose(evidence), [str(cache)], lambda size: everything.encode() * 3
+    growth = GrowthReport(
+        1159641170, 1159641170, 1159641170, 43, 2.0, 300.0, 12.0, samples=[SampleReport(*sample) for sample in samples]
     )
-    return write_bundle(root / "bundles", content).path
+    report = Report(
+        "stalled", StallReport("no_growth", 300.0, 300.0), everything, None, 15, everything, HOSTILE, [str(cache)], 1,
+        "2026-11-20T14:00:00.000+00:00", 600.2, growth, StopSection(300.0, 0.01, [], [], []),
+        Listing(len(entries), 5, False, entries, [DirectoryTotal(HOSTILE[0], 3, 5)]), HOSTILE, HOSTILE, headline=everything,
+    )  # fmt: skip
+    content = BundleContent(report, evidence, find_cause(evidence), lambda size: everything.encode() * 3)
+    return write_bundle(root / "bundles", content, [str(cache)]).path
 
 
 @pytest.fixture

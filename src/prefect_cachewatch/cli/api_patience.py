@@ -27,7 +27,7 @@ from prefect_cachewatch.watching.outcomes import OWN_FAILURE
 
 if TYPE_CHECKING:
     from prefect_cachewatch.flows.telling import Telling
-    from prefect_cachewatch.postmortem.report import Report
+    from prefect_cachewatch.report.report import Report
 
 NOT_TOLD = "The Prefect API could not be told: the flow run's state there is out of date."
 _LOOK_S = 0.25

@@ -21,8 +21,8 @@ from prefect_cachewatch.common.units import format_count
 from prefect_cachewatch.containers.engine import engine_candidates, failures, ping, reason_of
 from prefect_cachewatch.containers.janitor import clear_containers
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.postmortem.proctree import read_memory
-from prefect_cachewatch.postmortem.stacks import find_py_spy
+from prefect_cachewatch.evidence.proctree import read_memory
+from prefect_cachewatch.evidence.stacks import find_py_spy
 from prefect_cachewatch.supervise.janitor import clear_leftovers, describe_leftovers
 
 _ENGINE_S = 3.0

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob, Outputs, StallPolicy, StopPolicy
     from prefect_cachewatch.metrics.run import RunMetrics
     from prefect_cachewatch.metrics.settings import Metrics
-    from prefect_cachewatch.postmortem.report import Report
+    from prefect_cachewatch.report.report import Report
     from prefect_cachewatch.watching.attempt import Outcome
 
 

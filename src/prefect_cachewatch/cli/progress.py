@@ -24,7 +24,7 @@ from prefect_cachewatch.watching.attempt import Watch
 
 if TYPE_CHECKING:
     from prefect_cachewatch.cli.live import LiveBlock
-    from prefect_cachewatch.postmortem.report import Report
+    from prefect_cachewatch.report.report import Report
 
 Mode = Literal["live", "plain", "json", "none"]
 
@@ -239,7 +239,7 @@ class ProgressLine(View):
 
 def print_report(report: Report) -> None:
     """Print a report as one line of JSON on standard output, for programs that started the command."""
-    from prefect_cachewatch.postmortem.report import report_json  # noqa: PLC0415 - only for --json, and loaded by then
+    from prefect_cachewatch.report.report import report_json  # noqa: PLC0415 - only for --json, and loaded by then
 
     # The generator's last line may lack its end.
     print(f"\n{report_json(report, indent=None)}", flush=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import textwrap
 import webbrowser
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -16,18 +15,20 @@ import click
 from prefect_cachewatch.cli.options.sections import json_option
 from prefect_cachewatch.cli.tables import with_last
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.units import format_bytes, format_count, format_duration, short_moment
+from prefect_cachewatch.common.units import format_bytes, format_duration, short_moment
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.postmortem.bundlestore import (
+from prefect_cachewatch.report.bundlestore import (
     default_bundle_root,
     find_bundles,
     load_end,
     load_report,
 )
+from prefect_cachewatch.report.report import read_report
+from prefect_cachewatch.report.sections import make_verdict, sections
+from prefect_cachewatch.report.terminal import write_terminal
 from prefect_cachewatch.run.history import PastRun, known_jobs, read_history
-from prefect_cachewatch.watching.headline import split_message
 
-_MAX_FILES, _MAX_JOBS = 10, 20
+_MAX_JOBS = 20
 
 
 @click.command("report")
@@ -112,90 +113,24 @@ def _cells_of(run: PastRun) -> list[str]:
 
 
 def describe_bundle(
-    report: Mapping[str, Any], directory: Path, width: int = 80, end: Mapping[str, Any] | None = None
+    data: Mapping[str, Any], directory: Path, width: int = 80, end: Mapping[str, Any] | None = None
 ) -> Iterator[str]:
     """Write a bundle's report for a terminal.
 
     Args:
-        report: the report, from `load_report`.
+        data: its JSON object, from `load_report`.
         directory: directory of the bundle.
         width: columns.
         end: from `load_end`.
 
     Yields:
         Lines without line ends, safe for a terminal.
-
-    Example:
-        >>> lines = list(describe_bundle({"diagnosis": {"category": "unknown", "summary": "?"}}, Path("/b")))
-        >>> lines[0]
-        'stalled: unknown (confidence unknown)'
     """
-    diagnosis: Mapping[str, Any] = report["diagnosis"]
-    outcome = for_terminal(str(report.get("outcome") or "stalled"))
-    category = _text(diagnosis.get("category"))
-    sure = f": {category} (confidence {_text(diagnosis.get('confidence'))})"
-    yield outcome if category == outcome else f"{outcome}{sure}"
-    yield ""
-    summary = _text(diagnosis.get("summary"), 600)
-    yield from _wrapped("cause", summary[:1].upper() + summary[1:] + ".", width)
-    yield from _wrapped("next", _text(diagnosis.get("resolution") or "", 1000), width)
-    yield from _wrapped("retry", _text((report.get("retry") or {}).get("sentence") or "", 1000), width)
-    yield from _wrapped("what", _facts(report), width)
-    if end is not None:
-        yield from _wrapped("then", _facts(end), width)
-    yield from _wrapped("growth", _growth(report), width)
-    for index, line in enumerate(diagnosis.get("evidence") or ()):
-        yield from _wrapped("seen" if index == 0 else "", _text(line, 400), width)
-    listing: Mapping[str, Any] = report.get("listing") or {}
-    entries = list(listing.get("entries") or ())
-    if entries:
-        yield ""
-        count = int(listing.get("total_files") or 0)
-        total = f"{format_count(count, 'file')}, {format_bytes(listing.get('total_bytes') or 0)}"
-        yield f"{total}; what may be cut first, then what grew last:"
-        for entry in entries[:_MAX_FILES]:
-            flags = " ".join(map(str, entry.get("flags") or ()))
-            age = format_duration(max(0.0, float(entry["age_s"])))
-            head = f"{format_bytes(entry['size_bytes']):>10}  {age:>11}  "
-            name = for_terminal(str(entry["path"]).rsplit("/", 1)[-1], max(20, width - len(head) - len(flags) - 2))
-            yield f"{head}{name}  {for_terminal(flags)}".rstrip()
-        if len(entries) > _MAX_FILES:
-            yield f"{'':>10}  and {int(listing.get('total_files') or 0) - _MAX_FILES:,} more in listing.jsonl.gz"
-    for cut in report.get("cut") or ():
-        yield from _wrapped("cut", _text(cut, 400), width)
+    report = read_report(data)
+    verdict = make_verdict(report, read_report(end).facts if end is not None else "")
+    yield from write_terminal(verdict, sections(report, cut=data.get("cut") or ()), width)
     yield ""
     yield f"page    {for_terminal(str(directory / 'report.html'), 4096)}"
-
-
-def _facts(report: Mapping[str, Any]) -> str:
-    first, facts = split_message(str(report.get("message") or ""))
-    return _text(facts or first, 1000)
-
-
-def _growth(report: Mapping[str, Any]) -> str:
-    growth: Mapping[str, Any] = report.get("growth") or {}
-    if not growth:
-        return ""
-    parts = [f"{format_bytes(growth.get('bytes_written') or 0)} written"]
-    if report.get("duration_s") is not None:
-        parts.append(f"in {format_duration(report['duration_s'])}")
-    if growth.get("last_growth_s") is not None:
-        parts.append(f"the last after {format_duration(growth['last_growth_s'])}")
-    if growth.get("longest_pause_s"):
-        parts.append(f"longest pause {format_duration(growth['longest_pause_s'])}")
-    return ", ".join(parts)
-
-
-def _wrapped(label: str, text: str, width: int) -> Iterator[str]:
-    if not text:
-        return
-    yield from textwrap.wrap(
-        text, max(40, width), initial_indent=f"{label:<8}", subsequent_indent=" " * 8, break_on_hyphens=False
-    )
-
-
-def _text(value: Any, limit: int = 255) -> str:
-    return for_terminal("unknown" if value is None else str(value), limit)
 
 
 def list_bundles(root: Path, width: int = 80) -> Iterator[str]:
@@ -240,5 +175,5 @@ def _listed(path: Path) -> list[str]:
     facts = _facts_of(path)
     if not facts["readable"]:
         return [facts["written"], "-", "report not readable"]
-    then = "" if facts["then"] is None else f", then {_text(facts['then'], 24)}"
-    return [facts["written"], _text(facts["name"], 24), f"{_text(facts['category'], 36)}{then}"]
+    then = "" if facts["then"] is None else f", then {for_terminal(str(facts['then']), 24)}"
+    return [facts["written"], for_terminal(str(facts["name"]), 24), f"{for_terminal(str(facts['category']), 36)}{then}"]

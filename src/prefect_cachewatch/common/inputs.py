@@ -92,17 +92,17 @@ def _sentence(model: type[BaseModel], problem: Any, count: int, file: str, field
         return f"{file}: {name} is not known{nearest(str(problem['loc'][-1]), _fields(model, problem['loc']))}{more}"
     if problem["type"] == "missing":
         return f"{file}: {name} is missing: {_describe(model, problem['loc'])}{more}"
-    message = problem["msg"].removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:] if message.startswith(("Input ", "String ", "List ")) else message
+    why = problem["msg"].removeprefix("Value error, ")
+    why = why[:1].lower() + why[1:] if why.startswith(("Input ", "String ", "List ")) else why
     if problem["type"] == "value_error":
-        return f"{file}: {f'{name}: ' if where else ''}{for_terminal(message, 400)}{more}"
+        return f"{file}: {f'{name}: ' if where else ''}{for_terminal(why, 400)}{more}"
     # A few lines of YAML with aliases can stand for gigabytes, so the value is never written out whole.
     shown = for_terminal(reprlib.repr(problem.get("input")), 60)
     if problem["type"] == "dict_type":
-        message = "it is a mapping: write `name: value` lines below it"
+        why = "it is a mapping: write `name: value` lines below it"
     if problem["type"] == "model_type" and (fields := _fields(model, (*problem["loc"], ""))):
-        message = f"it is a mapping: write `name: value` lines below it, of {', '.join(fields)}"
-    return f"{file}: {name} = {shown}: {for_terminal(message, 300)}{more}"
+        why = f"it is a mapping: write `name: value` lines below it, of {', '.join(fields)}"
+    return f"{file}: {name} = {shown}: {for_terminal(why, 300)}{more}"
 
 
 def _models(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel] | None:

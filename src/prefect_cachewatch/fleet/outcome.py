@@ -11,7 +11,6 @@ from prefect_cachewatch.common.text import for_cell, for_markdown, for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.fleet.jobs import FleetPolicy
 from prefect_cachewatch.fleet.rows import JobRow, by_need
-from prefect_cachewatch.watching.leaving import named_would_be_stops
 
 #: Prefect's UI at `/` draws each cell as Markdown: 200 rows take it three seconds, a thousand took half a minute.
 ROWS_MAX = 200
@@ -103,7 +102,7 @@ def fleet_end(name: str, rows: Sequence[JobRow]) -> FleetEnd:
     lead = f"Fleet '{for_terminal(name)}': {tally.done} of {tally.total} caches are there"
     if had and had < tally.done:
         lead += f", {had} of them from before"
-    stalled = sum(bool(named_would_be_stops(row.cause)) for row in rows if row.kind == "done")
+    stalled = sum(row.kind == "done" and bool(row.cause) and row.state != "Skipped" for row in rows)
     told = f" {stalled} of the generations that completed would have been stopped: see their rows." if stalled else ""
     if tally.done == tally.total:
         return FleetEnd("Completed", lead + (", all from before." if had == tally.total else f".{told}"))

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from prefect_cachewatch.watching.headline import told_first
-from prefect_cachewatch.watching.leaving import named_would_be_stops
 from prefect_cachewatch.watching.outcomes import ENDINGS, ending_named
 
 Kind = Literal["waiting", "running", "done", "failed", "cancelled", "not_started"]
@@ -74,17 +72,6 @@ def kind_of(state_type: str) -> Kind:
         ('failed', 'done')
     """
     return _KINDS.get(state_type, "waiting")
-
-
-def cause_of(message: str) -> str:
-    """Return what a message tells first of a failure, and of stalls that were only reported; a table has no room for more.
-
-    Example:
-        >>> cause_of("llama failed: memory ran out: MemoryError. Exit code 1. Tensor cache generation failed: ...")
-        'memory ran out: MemoryError'
-    """
-    first, told = told_first(message), named_would_be_stops(message)
-    return first if not told or told in first else f"{first}. {told}"
 
 
 def advice_for(state: str) -> str:

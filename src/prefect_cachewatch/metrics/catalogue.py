@@ -117,9 +117,9 @@ def label_values(label: str) -> tuple[str, ...] | None:
     """
     if label == "cause":
         # Imported at the first verdict: the rules of the post-mortem import pydantic, and the process is to stay small.
-        from prefect_cachewatch.postmortem.diagnosis import CATEGORIES  # noqa: PLC0415
+        from prefect_cachewatch.evidence.causes import CAUSES  # noqa: PLC0415
 
-        return (*CATEGORIES, _OTHER)
+        return (*CAUSES, _OTHER)
     return _LISTS.get(label)
 
 

@@ -16,7 +16,7 @@ from prefect_cachewatch.common.closing import Closing
 from prefect_cachewatch.common.secrets import secret_values
 from prefect_cachewatch.config import AttachJob, CacheJob, Outputs, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.postmortem.report import Report, check_report_path
+from prefect_cachewatch.report.report import Report, check_report_path
 from prefect_cachewatch.run.learning import RunHistory, run_remembered
 from prefect_cachewatch.run.outputs import check_outputs, check_outputs_ahead
 from prefect_cachewatch.run.placement import Runtime, place_job, require_directories

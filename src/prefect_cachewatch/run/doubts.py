@@ -24,7 +24,7 @@ _BEFORE_S = 1.0  # the file system's clock is not ours
 def find_doubts(
     files: Files, watch: Watch, outcome: Outcome, secrets: Sequence[str] = (), *, look: bool = True
 ) -> Outcome:
-    """Add to a completed attempt what speaks against it, and tell of it in the message.
+    """Add to a completed attempt what speaks against it, and tell of it.
 
     Args:
         files: the helper process that reads the cache, which may hang.
@@ -48,8 +48,8 @@ def find_doubts(
             notes = (*notes, f"whether the cache is whole was not looked at: {error.strerror or error}")
     if not found:
         return replace(outcome, notes=notes)
-    message = f"{outcome.message} {describe_doubts(found)}"
-    return replace(outcome, notes=notes, doubts=(*outcome.doubts, *found), message=message)
+    facts = f"{outcome.facts} {describe_doubts(found)}"
+    return replace(outcome, notes=notes, doubts=(*outcome.doubts, *found), facts=facts)
 
 
 def describe_doubts(found: Sequence[Finding]) -> str:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.watching.headline import named_cause
 
 Rerun = Literal["never", "once"]
 #: The states that are followed up.
@@ -29,7 +28,8 @@ class PastEnd:
     again: bool = False  # the run was itself started by a follow-up
     part_of: str | None = None  # the run that it is a part of, which is responsible for it
     category: str = ""  # of the cause
-    lasting: str = ""  # why a later run would end in the same way; by the table of `run.causes`
+    told: str = ""  # the cause in short
+    lasting: str = ""  # why a later run would end in the same way; by the table of `evidence.causes`
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def decide_follow_up(ends: Sequence[PastEnd], rerun: Rerun) -> FollowUp:
 
 def _common_cause(ends: Sequence[PastEnd]) -> str:
     """The cause that all of them have, as a part of a sentence; empty if one has another or none is known of it."""
-    sentences = {named_cause(end.message) for end in ends}
+    sentences = {"" if end.category == "unknown" else end.told for end in ends}
     categories = {"" if end.category == "unknown" else end.category for end in ends}
     for found in (sentences, categories):
         if len(found) == 1 and "" not in found:

@@ -13,7 +13,7 @@ from prefect_cachewatch.common.aside import Files, look_ahead
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.measure.snapshot import compile_ignore
-from prefect_cachewatch.postmortem.report import check_report_path
+from prefect_cachewatch.report.report import check_report_path
 from prefect_cachewatch.run.trace.recorder import trace_path
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import RetryPolicy
-from prefect_cachewatch.run.causes import Following, find_following
+from prefect_cachewatch.evidence.causes import Known, find_following
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import is_verdict
 from prefect_cachewatch.watching.sections import NextAttempt
@@ -109,7 +109,7 @@ def _count_barren(outcomes: Sequence[Outcome], start_bytes: int) -> int:
     return barren
 
 
-def _refusal(policy: RetryPolicy, last: Outcome, following: Following) -> str | None:
+def _refusal(policy: RetryPolicy, last: Outcome, following: Known) -> str | None:
     if last.kind == "filesystem_unresponsive":
         return "the file system does not answer"
     if last.name == "failed" and last.exit_code is not None:

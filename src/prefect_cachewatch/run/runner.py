@@ -18,10 +18,10 @@ from prefect_cachewatch.common.secrets import LineRedactor, redact, redact_all
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.users import user_name
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.postmortem.bundlestore import note_end
-from prefect_cachewatch.postmortem.examination import PostMortem
-from prefect_cachewatch.postmortem.report import Report, build_report, report_json, write_report_within
+from prefect_cachewatch.report.bundlestore import note_end
+from prefect_cachewatch.report.report import Report, build_report, report_json, write_report_within
 from prefect_cachewatch.run.doubts import find_doubts
+from prefect_cachewatch.run.examination import PostMortem
 from prefect_cachewatch.run.placement import Runtime
 from prefect_cachewatch.run.trace.recorder import TraceRecorder, attempt_path
 from prefect_cachewatch.supervise.output import OutputPump, Screen
@@ -243,8 +243,8 @@ class Runner:
                 f"whether the cache is whole is not known: {for_terminal(redact(repr(error), self._secrets))}"
             )
         if self._metrics is not None:
-            diagnosis = self.examiner.diagnosis
-            self._metrics.attempt_ended(outcome, diagnosis.category if diagnosis else None)
+            cause = outcome.diagnosis
+            self._metrics.attempt_ended(outcome, cause.category if cause else None)
         return outcome
 
     def report(

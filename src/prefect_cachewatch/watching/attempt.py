@@ -21,6 +21,7 @@ from prefect_cachewatch.common.statedir import state_home
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import WORKING_DIRECTORY_GONE, InputError, ScanError
+from prefect_cachewatch.evidence.causes import Cause
 from prefect_cachewatch.measure.growth import Growth
 from prefect_cachewatch.publish.checks import Finding
 from prefect_cachewatch.supervise.client import GuardClient
@@ -49,7 +50,6 @@ from prefect_cachewatch.watching.outcomes import (
 )
 from prefect_cachewatch.watching.sections import (
     Attachment,
-    Diagnosis,
     LoggedProgress,
     Readiness,
     ReportedStall,
@@ -77,7 +77,7 @@ class Outcome:
 
     name: OutcomeName
     kind: str | None
-    message: str
+    facts: str
     exit_code: int | None
     signal: int | None
     started_at: float
@@ -99,7 +99,7 @@ class Outcome:
     ready: Readiness | None = None
     logged: LoggedProgress | None = None
     #: Set when the attempt has been examined; null for one that completed or was cancelled.
-    diagnosis: Diagnosis | None = None
+    diagnosis: Cause | None = None
     would_be_stops: tuple[ReportedStall, ...] = ()
     longest_silence_s: float | None = None
     """While it wrote, the silence at its end included."""
@@ -107,6 +107,13 @@ class Outcome:
     """The window in force, if it was learned from earlier runs."""
     doubts: tuple[Finding, ...] = ()
     """What speaks against a completed attempt; set when that has been looked at."""
+    headline: str = ""
+    """Of one that was examined: job, verdict, cause, for how long."""
+
+    @property
+    def message(self) -> str:
+        """What is told of it: the headline, then the facts."""
+        return f"{self.headline} {self.facts}" if self.headline else self.facts
 
     @property
     def learned_stop(self) -> LearnedWindow | None:
@@ -425,7 +432,7 @@ class Watch:
         return Outcome(
             name=name,
             kind=verdict.kind if verdict and name == "stalled" else None,
-            message=message,
+            facts=message,
             exit_code=report.exit_code if report else None,
             signal=report.signal if report else None,
             started_at=self.started_at,

@@ -167,17 +167,6 @@ def describe_left_alone(stalls: Sequence[ReportedStall]) -> str:
     return f"{count}, {vain or 'none'} of them in vain{'' if vain else ': it never grew again'}."
 
 
-def named_would_be_stops(message: str) -> str:
-    """Return what the message of a run says of them at its end; empty if it says nothing.
-
-    Example:
-        >>> named_would_be_stops("Tensor cache generation completed. It would have been stopped 2 times, both in vain.")
-        'It would have been stopped 2 times, both in vain.'
-    """
-    _, lead, rest = message.rpartition(_LEAD)
-    return lead + rest if lead else ""
-
-
 def describe_would_be_stops(stalls: Sequence[ReportedStall]) -> list[str]:
     """Say of each stall when it was reported, and what became of it.
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
+from prefect_cachewatch.evidence.causes import CAUSES
 from prefect_cachewatch.measure.growth import Rewriting
 from prefect_cachewatch.watching.sections import LoggedProgress
 from prefect_cachewatch.watching.stall import Verdict
@@ -37,21 +38,6 @@ class Ending:
     failure: bool = True
 
 
-_STALLS = {
-    "no_growth": "Look at the last lines of the log and at the file that grew last. If the generator pauses this long "
-    "in normal work, raise stall_after_s above its longest pause.",
-    "never_started": "See whether the generator loads its model or waits for a device or lock. If it needs longer "
-    "before its first byte, raise first_write_within_s.",
-    "never_ready": "The cache was written and the server did not come up: read the end of its log, and ask its address "
-    "by hand. If its warm-up needs longer, raise warmup_within_s.",
-    "churning": "The generator writes temporary files and deletes them: see whether it retries a step that fails.",
-    "disk_full": "Free space on the cache's file system (old caches first), or put the cache on a larger one.",
-    "inodes_exhausted": "Remove directories of many small files (df -i), or put the cache on a file system with more inodes.",
-    "read_only_filesystem": "A file system that turns read-only by itself has met an error: read dmesg, check the disk, "
-    "remount it rw.",
-    "cache_directory_missing": "Find out who removed the cache directory; the generator's files went with it.",
-}
-
 # The first of several rows with one outcome stands for it. Rows that need a person come first.
 ENDINGS = (
     Ending("refused", "Refused"),
@@ -60,12 +46,12 @@ ENDINGS = (
     Ending("nothing_written", "NothingWritten", _NOT_WHOLE,
            "Name the directory that the command writes to (--cache-dir, cache_dirs). Where an empty cache is right, allow "
            "it with --allow-empty (allow_empty)."),
-    Ending("failed", "GeneratorFailed", None, "Read the last lines of the generator's log; its exit code is its own."),
-    Ending("stalled", "Stalled", STOPPED),
-    *(Ending("stalled", "Stalled", STOPPED, advice, kind) for kind, advice in _STALLS.items()),
+    Ending("failed", "GeneratorFailed", None, CAUSES["generator_failed"].next_step),
+    Ending("stalled", "Stalled", STOPPED,
+           "Look at the last lines of the log and at the file that grew last. If the generator pauses this long in normal work, "
+           "raise stall_after_s above its longest pause."),
     Ending("stalled", "FilesystemUnresponsive", STOPPED,
-           "Check the mount of the cache directory and its server; nothing can be said about the cache until it answers.",
-           "filesystem_unresponsive"),
+           CAUSES["filesystem_unresponsive"].next_step, "filesystem_unresponsive"),
     Ending("deadline_exceeded", "DeadlineExceeded", STOPPED,
            "Compare bytes written with what was expected: raise max_duration_s if it was merely slow."),
     Ending("failed", "Crashed", None,
@@ -86,7 +72,9 @@ def ending_of(outcome: str, kind: str | None = None) -> Ending:
         ('FilesystemUnresponsive', '')
     """
     rows = [row for row in ENDINGS if row.outcome == outcome] or [Ending(outcome, "GeneratorFailed")]
-    return next((row for row in rows if row.kind == kind), rows[0])
+    row = next((row for row in rows if row.kind == kind), rows[0])
+    # The kinds of stalls that say why are categories of causes, too.
+    return replace(row, kind=kind, advice=CAUSES[kind].next_step) if kind is not None and kind in CAUSES else row
 
 
 def ending_named(state: str) -> Ending | None:

@@ -1,25 +1,10 @@
-"""The report's sections: cause, next attempt, stuck waits, build, server, told progress, a process only watched. Pure."""
+"""The report's sections: next attempt, stuck waits, build, server, told progress, a process only watched. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from prefect_cachewatch.watching.servers.warmup import PhaseChange
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """The cause of a stall or of a failure, as far as it can be told.
-
-    `category` is a contract: automations match on it. `confidence` is `high` (the evidence
-    leaves no other reading), `medium` (the best reading of several) or `low` (a guess).
-    """
-
-    category: str
-    summary: str
-    evidence: tuple[str, ...] = ()
-    resolution: str = ""
-    confidence: str = "high"
 
 
 @dataclass(frozen=True)

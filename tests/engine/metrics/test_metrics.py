@@ -15,6 +15,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from prefect_cachewatch.config import StallPolicy
+from prefect_cachewatch.evidence.causes import CAUSES
 from prefect_cachewatch.measure.ledger import Growth
 from prefect_cachewatch.metrics.catalogue import (
     ATTEMPT_OUTCOMES,
@@ -26,7 +27,6 @@ from prefect_cachewatch.metrics.catalogue import (
 from prefect_cachewatch.metrics.outlets import read_counters, textfile_path
 from prefect_cachewatch.metrics.run import Outlet, RunMetrics
 from prefect_cachewatch.metrics.settings import HttpAddress, parse_destination
-from prefect_cachewatch.postmortem.diagnosis import CATEGORIES
 from prefect_cachewatch.watching.sections import LoggedProgress, ReportedStall
 from prefect_cachewatch.watching.stall import Measurement, StallRule, Suspicion, Verdict
 
@@ -116,7 +116,7 @@ def test_names_follow_the_conventions():
 def test_every_label_has_a_list_of_values_or_is_one_name_a_run():
     labels = {label for spec in CATALOGUE for label in spec.labels}
     assert {label for label in labels if label_values(label) is None} == {"storage", "version"}
-    assert set(LABEL_VALUES["cause"]) == {*CATEGORIES, "other"}
+    assert set(LABEL_VALUES["cause"]) == {*CAUSES, "other"}
 
 
 def test_a_value_that_is_on_no_list_is_other():

@@ -1,33 +1,26 @@
-"""What follows an attempt, by its cause: the table and the decision, as values."""
+"""What follows an attempt, by its cause: the decision, as values."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from prefect_cachewatch.config import RetryPolicy
+from prefect_cachewatch.evidence.causes import CAUSES, Cause, Confidence
 from prefect_cachewatch.measure.growth import Growth
-from prefect_cachewatch.postmortem.crash_table import CRASH_CATEGORIES
-from prefect_cachewatch.postmortem.diagnosis import CATEGORIES
-from prefect_cachewatch.run.causes import CAUSES
 from prefect_cachewatch.run.retry import RetryDecision, decide_retry, describe_next, last_traceback
 from prefect_cachewatch.watching.attempt import Outcome
-from prefect_cachewatch.watching.sections import Diagnosis
 
-PAGE = (Path(__file__).parents[3] / "docs" / "retries.md").read_text()
-PAUSES = {None: "", 0: "none"}
 THRICE = RetryPolicy(attempts=3, backoff_s=30)
 TRACE = 'Traceback (most recent call last):\n  File "/a/b.py", line 7, in f\n    g(x)\nValueError: '
 
 
-def ended(cause: str | None = None, confidence: str = "high", present: int = 0, **more: Any) -> Outcome:
-    diagnosis = Diagnosis(cause, "it is so", (), "", confidence) if cause is not None else None
+def ended(cause: str | None = None, confidence: Confidence = "high", present: int = 0, **more: Any) -> Outcome:
+    diagnosis = Cause(cause, "it is so", (), confidence) if cause is not None else None
     growth = Growth(present, present, present, present, present, 1)
     given: dict[str, Any] = {
-        "name": "failed", "kind": None, "message": "", "exit_code": 1, "signal": None, "started_at": 0.0, "duration_s": 1.0,
+        "name": "failed", "kind": None, "facts": "", "exit_code": 1, "signal": None, "started_at": 0.0, "duration_s": 1.0,
         "growth": growth, "diagnosis": diagnosis, "learned": None,
     }  # fmt: skip
     fields = Outcome.__dataclass_fields__
@@ -37,19 +30,6 @@ def ended(cause: str | None = None, confidence: str = "high", present: int = 0, 
 
 def decide(*outcomes: Outcome, policy: RetryPolicy = THRICE, tracebacks: tuple[str, ...] = ()) -> RetryDecision:
     return decide_retry(policy, outcomes, 0, tracebacks)
-
-
-def test_every_category_is_in_the_table_and_no_other() -> None:
-    assert list(CAUSES) == list(dict.fromkeys((*CATEGORIES, *CRASH_CATEGORIES)))
-
-
-def test_the_page_has_the_same_table() -> None:
-    rows = [
-        f"| `{name}` | {'yes' if one.again else 'no'} | {PAUSES.get(one.pause_s, f'{one.pause_s} s')} | "
-        f"{one.why} | {'yes' if one.outside else ''} |"
-        for name, one in CAUSES.items()
-    ]
-    assert [line for line in PAGE.splitlines() if re.match(r"\| `\w+` \| (yes|no) \|", line)] == rows
 
 
 @pytest.mark.parametrize(

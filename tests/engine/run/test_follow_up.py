@@ -20,7 +20,7 @@ from prefect_cachewatch.run.followup import PastEnd, decide_follow_up
 
 FACTS = "Tensor cache generation stalled: no disk write activity detected for 5 minutes in /c."
 FULL = f"llama stalled: the disk is full. No growth for 5 minutes. {FACTS}"
-STALL, DONE = PastEnd("Stalled", FULL), PastEnd("Completed")
+STALL, DONE = PastEnd("Stalled", FULL, category="disk_full", told="the disk is full"), PastEnd("Completed")
 
 
 def test_the_first_stall_is_run_again_once_where_that_was_asked_for():
@@ -36,16 +36,11 @@ def test_the_second_stall_in_a_row_needs_a_person_and_says_what_they_share():
     assert decision.sentence == (
         "It stalled 2 times in a row with the same cause (the disk is full): it is not run again, a person must look."
     )
-    other = PastEnd("Stalled", f"llama stalled, probably: a lock. No growth for 5 minutes. {FACTS}")
+    other = PastEnd("Stalled", category="stale_lock", told="a lock")
     assert "same cause" not in decide_follow_up([STALL, other], "once").sentence
     assert "same cause" not in decide_follow_up([PastEnd("Stalled"), PastEnd("Stalled")], "once").sentence
     assert "same cause" not in decide_follow_up([STALL, PastEnd("Stalled")], "once").sentence, "one is not known"
-    waits = [
-        PastEnd(
-            "Stalled", f"llama stalled: pid {pid} waits. No growth for 5 minutes. {FACTS}", category="waiting_for_lock"
-        )
-        for pid in (7, 8)
-    ]
+    waits = [PastEnd("Stalled", category="waiting_for_lock", told=f"pid {pid} waits") for pid in (7, 8)]
     assert "with the same cause (waiting_for_lock)" in decide_follow_up(waits, "once").sentence
     assert "same cause" not in decide_follow_up([PastEnd("Stalled", category="unknown")] * 2, "once").sentence
 
@@ -58,7 +53,7 @@ def test_where_nothing_can_have_changed_it_is_not_run_again_and_says_why():
         "It failed for the first time in a row: it is not run again, because the disk is as full as before."
     )
     assert decide_follow_up([PastEnd("GeneratorFailed", category="disk_full"), DONE], "once").run_again, "by_cause"
-    assert decide_follow_up([full, STALL], "once").sentence.startswith("It failed 2 times in a row: ")
+    assert decide_follow_up([full, STALL], "once").sentence.startswith("It failed 2 times in a row")
 
 
 def test_what_was_run_again_is_not_run_a_third_time():

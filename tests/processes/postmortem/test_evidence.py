@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from prefect_cachewatch.postmortem.evidence import collect_evidence
-from prefect_cachewatch.postmortem.proctree import find_descendants
+from prefect_cachewatch.evidence.collector import collect_evidence
+from prefect_cachewatch.evidence.proctree import find_descendants
 
 
 @pytest.fixture

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import errno
-import os
-import signal
 import sys
-import time
+import threading
 from types import SimpleNamespace
 
 from prefect_cachewatch.common.aside import InPlace
 from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
-from prefect_cachewatch.postmortem.diagnosis import diagnose
-from prefect_cachewatch.postmortem.examination import PostMortem
-from prefect_cachewatch.postmortem.filesystem import FilesystemProbe
-from prefect_cachewatch.postmortem.model import Evidence, GrowthFacts
+from prefect_cachewatch.evidence.filesystem import FilesystemProbe
+from prefect_cachewatch.evidence.model import Evidence, GrowthFacts
+from prefect_cachewatch.evidence.rules import find_cause
+from prefect_cachewatch.run.examination import PostMortem
 from prefect_cachewatch.watching.attempt import Watch, run_watch
 from prefect_cachewatch.watching.site import CacheDirectories
 
@@ -23,7 +21,7 @@ def test_evidence_that_fails_does_not_keep_the_tree_from_being_stopped(tmp_path,
     def broken(*args, **options):
         raise RuntimeError("no evidence today")
 
-    monkeypatch.setattr("prefect_cachewatch.postmortem.examination.collect_evidence", broken)
+    monkeypatch.setattr("prefect_cachewatch.run.examination.collect_evidence", broken)
     examiner = PostMortem()
     with CacheDirectories([tmp_path / "cache"]) as site:
         job = CacheJob(name="x", command=["sleep", "99"], cache_dirs=site.paths)
@@ -33,20 +31,26 @@ def test_evidence_that_fails_does_not_keep_the_tree_from_being_stopped(tmp_path,
         )
         outcome = examiner.conclude(watch, run_watch(watch))
     assert outcome.name == "stalled"
-    assert examiner.diagnosis is None
+    assert examiner.cause is None
     assert examiner.notes == ["no evidence was collected: RuntimeError: no evidence today"]
 
 
-def test_a_helper_that_is_late_is_no_silence_of_the_file_system(tmp_path):
+def test_a_thread_that_is_late_is_no_silence_of_the_file_system(tmp_path, monkeypatch):
+    asked, answer = threading.Event(), threading.Event()
+
+    def late(path):
+        asked.set()
+        answer.wait()  # as on a machine that does not get round to it
+        return {}
+
+    monkeypatch.setattr("prefect_cachewatch.evidence.filesystem.probe_directory", late)
     probe = FilesystemProbe([str(tmp_path)])
-    probe.prepare()
-    for child in probe._children.values():
-        os.kill(child.pid, signal.SIGSTOP)  # as a machine that does not get round to it
-    probe.start({})
-    probe.wait(time.monotonic() + 0.2)
-    (facts,) = probe.facts(probe.finish())
-    assert (facts.responded, facts.error) == (True, "not known: the helper that asks was late")
-    assert diagnose(Evidence(filesystems=(facts,))).category != "filesystem_unresponsive"
+    probe.start()
+    assert asked.wait(60)
+    (facts,) = probe.facts().values()
+    answer.set()
+    assert (facts.responded, facts.error) == (True, "not known: the thread that asks was late")
+    assert find_cause(Evidence(filesystems=(facts,))).category != "filesystem_unresponsive"
 
 
 def test_evidence_that_is_late_blames_nothing_but_the_helper():

@@ -1,0 +1,180 @@
+"""What a process holds: sockets, locks it waits for, limits of its control group.
+
+Reads /proc and /sys/fs/cgroup only. Kinds and sizes of open files need their file systems,
+which may hang: `filesystem` asks them in threads, and `collector` joins the two.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from prefect_cachewatch.common.mounts import read_mounts
+from prefect_cachewatch.common.proc_locks import lock_waits
+from prefect_cachewatch.common.secrets import redact_argv
+from prefect_cachewatch.common.units import format_moment
+from prefect_cachewatch.common.users import user_name
+from prefect_cachewatch.evidence.readings import CgroupFacts, LockWait, SocketFacts
+from prefect_cachewatch.supervise.open_files import OpenFile
+from prefect_cachewatch.supervise.proc import namespace_of, read_proc, read_stat, read_status
+from prefect_cachewatch.supervise.reading import argv_within
+
+_TCP_STATES = {
+    1: "ESTABLISHED", 2: "SYN_SENT", 3: "SYN_RECV", 4: "FIN_WAIT1", 5: "FIN_WAIT2", 6: "TIME_WAIT", 7: "CLOSE",
+    8: "CLOSE_WAIT", 9: "LAST_ACK", 10: "LISTEN", 11: "CLOSING", 12: "NEW_SYN_RECV",
+}  # fmt: skip
+_UNIX_STATES = {1: "UNCONNECTED", 2: "CONNECTING", 3: "CONNECTED", 4: "DISCONNECTING"}
+_NO_LIMIT = 1 << 60
+_ARGV_S = 0.3
+
+
+def list_sockets(
+    pid: int, files: Iterable[OpenFile], tables: dict[str, Mapping[int, SocketFacts]]
+) -> list[SocketFacts]:
+    """Match a process's sockets with the tables of its network namespace.
+
+    Args:
+        pid: the process.
+        files: its open files.
+        tables: cache of the tables already read, by namespace; filled as needed.
+
+    Returns:
+        One entry for each socket that the tables know.
+    """
+    wanted = [(f.fd, f.inode) for f in files if f.kind == "socket" and f.inode is not None]
+    if not wanted:
+        return []
+    if not (namespace := namespace_of(pid, "net")):
+        return []
+    table = tables.get(namespace)
+    if table is None:
+        table = tables[namespace] = _read_socket_tables(pid)
+    found = ((fd, table.get(inode)) for fd, inode in wanted)
+    return [replace(facts, fd=fd) for fd, facts in found if facts]
+
+
+def read_locks(
+    text: str, processes: Mapping[int, Sequence[OpenFile]], names: Mapping[int, str], secrets: Sequence[str] = ()
+) -> tuple[LockWait, ...]:
+    """Find the file locks that processes of the tree wait for.
+
+    Args:
+        text: /proc/locks, read before the tree was frozen: a stopped process waits for no lock.
+        processes: the tree's pids and their open files.
+        names: names of processes already known; a holder outside the tree is looked up.
+        secrets: values that must not appear in the holder's command line.
+
+    Returns:
+        One entry a waiting process and lock.
+    """
+    paths = {f.inode: f.target for files in processes.values() for f in files if f.inode is not None}
+    found = [(wait, lock.pid if lock is not None else 0) for wait, lock in lock_waits(text) if wait.pid in processes]
+    return tuple(
+        LockWait(
+            wait.pid,
+            holder,
+            wait.kind,
+            paths.get(wait.inode, ""),
+            names.get(holder) or os.fsdecode(read_proc(f"/proc/{holder}/comm")).strip(),
+            holder in processes,
+            *_describe_holder(holder, secrets),
+        )
+        for wait, holder in found
+    )
+
+
+def _describe_holder(pid: int, secrets: Sequence[str]) -> tuple[str, str, str]:
+    """Command line, user and start of a lock's holder; a pid alone means nothing an hour later."""
+    stat = read_stat(pid) if pid > 0 else None
+    if stat is None:
+        return "", "", ""
+    argv = argv_within(pid, _ARGV_S)
+    uid = read_status(f"/proc/{pid}/status").get(b"Uid", b"").split()
+    running_s = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / os.sysconf("SC_CLK_TCK")
+    since = format_moment(time.time() - running_s)[:16].replace("T", " ") + " UTC" if stat.start_ticks >= 0 else ""
+    return " ".join(redact_argv(argv, secrets)), user_name(int(uid[0])) if uid else "", since
+
+
+def find_cgroup(pid: int) -> str:
+    """Find the directory below /sys/fs/cgroup that limits the memory of a process; empty if none is seen."""
+    mounts = _cgroup_mounts()
+    unified = ""
+    for line in os.fsdecode(read_proc(f"/proc/{pid}/cgroup")).splitlines():
+        number, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(",") and "memory" in mounts:
+            return mounts["memory"] + path.rstrip("/")
+        if number == "0" and "" in mounts:
+            unified = mounts[""] + path.rstrip("/")
+    return unified
+
+
+def read_cgroup(directory: str) -> CgroupFacts:
+    """Read limit, use and OOM kills of a control group, version 2 or 1; what is missing is None."""
+    if Path(directory, "memory.limit_in_bytes").exists():
+        limit, current = (
+            _number(directory, "memory.limit_in_bytes"),
+            _number(directory, "memory.usage_in_bytes"),
+        )
+        kills = _keyed(directory, "memory.oom_control", b"oom_kill")
+    else:
+        limit, current = _number(directory, "memory.max"), _number(directory, "memory.current")
+        kills = _keyed(directory, "memory.events", b"oom_kill")
+    return CgroupFacts(directory, limit if limit is not None and limit < _NO_LIMIT else None, current, kills)
+
+
+def _read_socket_tables(pid: int) -> dict[int, SocketFacts]:
+    table: dict[int, SocketFacts] = {}
+    for family in ("tcp", "tcp6", "udp", "udp6"):
+        for line in read_proc(f"/proc/{pid}/net/{family}", 4 << 20).splitlines()[1:]:
+            words = line.decode().split()
+            if len(words) < 10:
+                continue
+            sent, received = (int(part, 16) for part in words[4].split(":"))
+            state = _TCP_STATES.get(int(words[3], 16), words[3]) if family.startswith("tcp") else "UDP"
+            table[int(words[9])] = SocketFacts(
+                -1, family, _address(words[1]), _address(words[2]), state, received, sent
+            )
+    for line in read_proc(f"/proc/{pid}/net/unix", 4 << 20).splitlines()[1:]:
+        parts = os.fsdecode(line).split(None, 7)
+        if len(parts) >= 7:
+            path = parts[7] if len(parts) > 7 else ""
+            table[int(parts[6])] = SocketFacts(-1, "unix", path, "", _UNIX_STATES.get(int(parts[5], 16), parts[5]))
+    return table
+
+
+def _address(text: str) -> str:
+    # Four-byte words in host order (net/ipv4/tcp_ipv4.c, get_tcp4_sock).
+    raw, port = text.split(":")
+    words = [int(raw[at : at + 8], 16) for at in range(0, len(raw), 8)]
+    packed = b"".join(struct.pack("=I", word) for word in words)
+    if len(packed) == 4:
+        return f"{socket.inet_ntop(socket.AF_INET, packed)}:{int(port, 16)}"
+    return f"[{socket.inet_ntop(socket.AF_INET6, packed)}]:{int(port, 16)}"
+
+
+def _cgroup_mounts() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for mount in read_mounts():
+        if mount.type == "cgroup2":
+            found.setdefault("", mount.mount_point)
+        elif mount.type == "cgroup" and "memory" in mount.options:
+            found.setdefault("memory", mount.mount_point)
+    return found
+
+
+def _number(directory: str, name: str) -> int | None:
+    raw = read_proc(f"{directory}/{name}").strip()
+    return int(raw) if raw.isdigit() else None
+
+
+def _keyed(directory: str, name: str, key: bytes) -> int | None:
+    for line in read_proc(f"{directory}/{name}").splitlines():
+        words = line.split()
+        if len(words) == 2 and words[0] == key:
+            return int(words[1])
+    return None

@@ -1,0 +1,114 @@
+"""Python stacks of other processes through py-spy, if it is installed (extra `stacks`).
+
+Always `--nonblocking`: the blocking form fails on a stopped target. Never `--locals`: local variables hold secrets. Only
+function, file and line are taken from its answer, no argv.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from prefect_cachewatch.evidence.model import PythonThread
+
+_MAX_FRAMES = 60
+
+
+def find_py_spy() -> str | None:
+    """Find py-spy beside this Python or on PATH; None where the extra `stacks` is not installed."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
+
+
+def runs_python(pid: int) -> bool:
+    """Say whether a process's executable is a Python interpreter.
+
+    Example:
+        >>> import os
+        >>> runs_python(os.getpid())
+        True
+    """
+    try:
+        return Path(os.readlink(f"/proc/{pid}/exe")).name.startswith(("python", "pypy"))
+    except OSError:
+        return False
+
+
+def parse_py_spy(text: str) -> tuple[PythonThread, ...]:
+    """Read the JSON of `py-spy dump --json`.
+
+    Args:
+        text: its standard output.
+
+    Returns:
+        The threads, innermost frame first; none if the text is not what py-spy writes.
+
+    Example:
+        >>> parse_py_spy('[{"os_thread_id": 7, "thread_name": "MainThread", "frames": '
+        ...              '[{"name": "f", "short_filename": "a.py", "line": 3}]}]')
+        (PythonThread(tid=7, name='MainThread', frames=('f (a.py:3)',)),)
+    """
+
+    def read(thread: dict[str, Any]) -> PythonThread:
+        frames = (
+            f"{frame['name']} ({frame.get('short_filename') or frame.get('filename')}:{frame['line']})"
+            for frame in thread["frames"][:_MAX_FRAMES]
+        )
+        return PythonThread(thread.get("os_thread_id"), str(thread.get("thread_name") or ""), tuple(frames))
+
+    try:
+        return tuple(map(read, json.loads(text)))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ()
+
+
+def read_stacks(
+    executable: str, pids: Sequence[int], deadline_s: float, clock: Callable[[], float]
+) -> tuple[dict[int, tuple[PythonThread, ...]], dict[int, str]]:
+    """Run py-spy on several processes at once, until a deadline.
+
+    Args:
+        executable: py-spy, as `find_py_spy` gives it.
+        pids: processes that run Python.
+        deadline_s: on `clock`.
+        clock: monotonic seconds.
+
+    Returns:
+        The threads of each process, and why there are none of the others.
+    """
+    found, failed = dict[int, tuple[PythonThread, ...]](), dict[int, str]()
+    with contextlib.ExitStack() as stack:
+        running: dict[int, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
+        for pid in pids:
+            # A file, not a pipe: a dump that does not fit a pipe must not wait for us.
+            out: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())
+            try:
+                command = [executable, "dump", "--nonblocking", "--json", "--pid", str(pid)]
+                running[pid] = subprocess.Popen(command, stdout=out, stderr=out), out
+            except OSError as error:
+                failed[pid] = f"py-spy: {error.strerror}"
+        for pid, (child, out) in running.items():
+            try:
+                child.wait(max(0.0, deadline_s - clock()))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                failed[pid] = "py-spy did not answer in time"
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(0.2)
+                continue
+            out.seek(0)
+            text = out.read(1 << 22).decode(errors="replace")
+            if child.returncode == 0 and (threads := parse_py_spy(text)):
+                found[pid] = threads
+            else:
+                last = text.strip().rpartition("\n")[2]
+                failed[pid] = f"py-spy: {last[:200]}" if last else f"py-spy exit code {child.returncode}"
+    return found, failed

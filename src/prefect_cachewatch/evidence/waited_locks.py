@@ -1,0 +1,186 @@
+"""Finds the lock files that a silent generator may wait for, and who holds or made each.
+
+Those that its last lines name, those that it has open, those in the cache that are named as locks or that another
+process has locked, and batons where builders leave them: its working directory and the user's cache. Whether it does wait
+for one is judged by the rules.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from prefect_cachewatch.common.mounts import is_in, mount_of, read_mounts
+from prefect_cachewatch.common.proc_locks import parse_locks
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.evidence.model import FilesystemFacts
+from prefect_cachewatch.supervise.filelocks import describe_holders, find_holders
+from prefect_cachewatch.supervise.lockfiles import LockFile, find_lock_files, has_lock_name, look_at_lock
+from prefect_cachewatch.supervise.open_files import OpenFile
+from prefect_cachewatch.supervise.proc import read_proc
+
+# Hugging Face's hub: "Still waiting to acquire lock on X (elapsed: 20.1 seconds)"; filelock: "The file lock 'X' could not
+# be acquired", "Lock 140 not acquired on X, waiting 0.05 seconds".
+_NAMED = re.compile(
+    r"(?i)(?:wait\w*|acquir\w*)\b[^/\n]{0,100}(/[^'\"\n]{1,4000}?\.lock)\b|lock ['\"]?(/[^'\"\n]{1,4000}?\.lock)\b.{0,3}(?:could not|cannot) be acquired"
+)
+_WAITS = re.compile(r"(?i)\b(?:wait|lock|acquir|block|held|busy|retry|baton|another process)")
+_LOCK_WORD = re.compile(
+    r"(?i)\b(?:lock|locked|baton|mutex|semaphore|acquir\w*|another (?:process|instance|run|worker|rank|build\w*))\b"
+)
+_HAS = re.compile(r"(?i)\b(?:acquired|created|released|removed|took|obtained)\b")
+_HAS_NOT = re.compile(r"(?i)\b(?:not|cannot|can't|couldn't|never) (?:be )?(?:acquired|obtained)")
+_PATH = re.compile(
+    r"['\"]([^'\"/\n]{0,255}/[^'\"\n]{1,4000})['\"]|((?<![\w/])[\w.~-]{0,255}/[^\s'\"<>|,;()\[\]{}]{1,4000})"
+)
+# Of locks outside the cache: other names are left behind by locks of the kernel too.
+_BATONS = ("lock", "baton")
+_LAST_LINES = 20
+_MOST = 50
+_LOOK_S = 0.3
+
+
+def named_locks(log_tail: str) -> tuple[str, ...]:
+    """Find the files that the last lines of a log say it waits for, as a lock.
+
+    Args:
+        log_tail: the end of the log.
+
+    Returns:
+        Their paths as they are written, the last one first.
+
+    Example:
+        >>> named_locks("Still waiting to acquire lock on /hub/.locks/a.lock (elapsed: 20.1 seconds)\\n")
+        ('/hub/.locks/a.lock',)
+        >>> named_locks("another process builds it: waiting for /c/pack_cpu/baton\\n")
+        ('/c/pack_cpu/baton',)
+        >>> named_locks("blocked: another process is building 'my pack/in progress'\\n")
+        ('my pack/in progress',)
+    """
+    lines = [line[:5000] for line in log_tail.splitlines() if line.strip()][-_LAST_LINES:]
+    found: list[str] = []
+    for line in reversed(lines):
+        found += [match[1] or match[2] for match in _NAMED.finditer(line)]
+        if not _WAITS.search(line) or (_HAS.search(line) and not _HAS_NOT.search(line)):
+            continue
+        paths = [quoted or bare.rstrip(".:!?`") for quoted, bare in _PATH.findall(line)]
+        found += [path for path in paths if has_lock_name(path) or _LOCK_WORD.search(line)]
+    return tuple(dict.fromkeys(found))
+
+
+def read_lock_files(
+    log_tail: str,
+    filesystems: Sequence[FilesystemFacts],
+    files: Mapping[int, Iterable[OpenFile]],
+    locks_text: str = "",
+    last_path: str = "",
+) -> tuple[LockFile, ...]:
+    """Look at the lock files that the log names, that the tree has open, and that lie in the cache directories.
+
+    Args:
+        log_tail: the end of the log.
+        filesystems: of the cache directories; those that have not answered are left alone.
+        files: the tree's pids and their open files.
+        locks_text: /proc/locks.
+        last_path: the file that grew last: a lock is often beside it.
+
+    Returns:
+        Those that the log names, then those that are open, then the others.
+    """
+    mounts = read_mounts()
+    tops = {facts.path: facts for facts in filesystems}
+
+    def may_be_asked(path: str) -> bool:
+        top = next((facts for prefix, facts in tops.items() if is_in(path, prefix)), None)
+        mount = mount_of(path, mounts)
+        return top.responded if top is not None else mount is not None and not mount.is_network
+
+    locked = {lock.inode: lock.mark for lock in parse_locks(locks_text) if not lock.waits and lock.exclusive}
+    cwds = _working_directories(files)
+    named = [
+        path
+        for name in named_locks(log_tail)
+        for path in ([name] if name.startswith("/") else [os.path.normpath(f"{cwd}/{name}") for cwd in cwds])
+        if may_be_asked(path)
+    ]
+    in_use = {file.target for held in files.values() for file in held if file.kind == "file"}
+    opened = [path for path in in_use if has_lock_name(path) and may_be_asked(path)]
+    opened += [
+        file.target
+        for held in files.values()
+        for file in held
+        if file.kind == "file" and file.inode in locked and may_be_asked(file.target)
+    ]
+    directories = [os.path.dirname(path) for path in (*named, last_path) if any(is_in(path, top) for top in tops)]
+    directories += [facts.path for facts in filesystems if facts.responded]
+    directories = [directory for directory in directories if may_be_asked(directory)]
+    shared = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    batons = (f"{cwd}/{name}" for cwd in cwds for name in _BATONS if may_be_asked(cwd))
+    shared_batons = (
+        path
+        for path in (find_lock_files([shared], ()) if may_be_asked(shared) else ())
+        if os.path.basename(path) in _BATONS
+    )
+    found: dict[str, LockFile] = {}
+    for path in (*named[:_MOST], *opened[:_MOST], *find_lock_files(directories, locked), *batons, *shared_batons):
+        if len(found) >= _MOST:
+            break
+        lock = look_at_lock(path) if path not in found else None
+        if lock is None or lock.pid in files:  # a lock of the tree's own is not waited for
+            continue
+        lock = _with_holder(replace(lock, in_log=path in named, in_use=path in in_use), locked, files)
+        if lock is not None:
+            found[path] = lock
+    return tuple(found.values())
+
+
+def _with_holder(lock: LockFile, locked: Mapping[int, str], tree: Collection[int]) -> LockFile | None:
+    """Say who holds a lock file; None if the tree itself does, or the file is locked in another file system only."""
+    mark = f"{os.major(lock.device):02x}:{os.minor(lock.device):02x}:{lock.inode}"
+    if locked.get(lock.inode) == mark:
+        try:
+            holders = [each for each in find_holders(os.stat(lock.path), _LOOK_S) if each.exclusive]
+        except OSError:
+            return None
+        if any(holder.pid in tree for holder in holders):
+            return None
+        who = describe_holders(holders) if holders else "a process that is not seen from here"
+        return replace(lock, why_held=lock.why_held or "a process has locked it", holder=who)
+    if lock.size_bytes and lock.path.lower().endswith(".incomplete"):
+        return None  # a download that was cut short: data, and no lock
+    if not has_lock_name(lock.path) and not lock.in_log:
+        return lock if lock.pid is not None else None
+    if lock.pid is None and lock.stale and (builder := _find_worker(os.path.dirname(lock.path), tree)) is not None:
+        return replace(lock, why_held="a process works in its directory", holder=builder)
+    return lock
+
+
+def _working_directories(pids: Iterable[int]) -> list[str]:
+    """The working directories of processes, each once."""
+    found: dict[str, None] = {}
+    for pid in pids:
+        try:
+            found[os.readlink(f"/proc/{pid}/cwd")] = None
+        except OSError:  # it has ended, or belongs to another user
+            continue
+    return list(found)
+
+
+def _find_worker(directory: str, tree: Collection[int]) -> str | None:
+    """Find a process that is not of the tree and works in a directory: what it locks by a mere file shows nowhere else."""
+    end_s = time.monotonic() + _LOOK_S
+    for name in os.listdir("/proc"):
+        if time.monotonic() > end_s:
+            break
+        if not name.isdigit() or int(name) in tree:
+            continue
+        try:
+            cwd = os.readlink(f"/proc/{name}/cwd")
+        except OSError:  # it has ended, or belongs to another user
+            continue
+        if cwd == directory:
+            return f"pid {name} ({for_terminal(os.fsdecode(read_proc(f'/proc/{name}/comm')).strip(), 40)})"
+    return None

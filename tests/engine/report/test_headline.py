@@ -1,0 +1,75 @@
+"""The sentence that begins a message: job, verdict, cause, for how long; and that nobody reads it back."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from prefect_cachewatch.evidence.causes import Cause
+from prefect_cachewatch.report.headline import how_it_ended, how_long, make_headline
+
+ROOT = Path(__file__).parents[3]
+LOCK = Cause("waiting_for_lock", "pid 7 (python3) waits for a lock on /c/.build.lock, held by pid 9 (convert.py)")
+# Texts of ours, by the names that fields and variables of them have.
+OURS = {"message", "headline", "facts", "summary", "sentence", "resolution", "next_step", "told", "cause", "evidence"}
+READING = {"partition", "rpartition", "split", "rsplit", "splitlines", "startswith", "endswith", "removeprefix", "removesuffix",
+           "find", "rfind", "index", "rindex", "search", "match", "fullmatch", "findall", "finditer"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        (LOCK, f"llama stalled: {LOCK.summary}. No growth for 6 minutes."),
+        (
+            Cause("deadlocked", "its threads wait for one another: a deadlock", confidence="medium"),
+            "llama stalled, probably: its threads wait for one another: a deadlock. No growth for 6 minutes.",
+        ),
+        (
+            Cause("unknown", "pid 7 (gen) sleeps; the cause is not known", confidence="low"),
+            "llama stalled: pid 7 (gen) sleeps; the cause is not known. No growth for 6 minutes.",
+        ),
+        (None, "llama stalled: no growth for 6 minutes."),
+    ],
+)
+def test_the_cause_stands_before_the_numbers(cause: Cause | None, said: str) -> None:
+    assert make_headline("llama", "stalled", cause, how_long("no_growth", 360.4)) == said
+
+
+def test_a_failure_begins_with_the_generators_own_reason() -> None:
+    last = Cause("generator_failed", "no such layer (its last line)", confidence="medium")
+    said = make_headline("llama", "failed", last, how_it_ended(1, None))
+    assert said == "llama failed: no such layer (its last line). Exit code 1."
+    memory = Cause("host_out_of_memory", "memory ran out: MemoryError")
+    said = make_headline("llama", "failed", memory, how_it_ended(None, "SIGKILL"))
+    assert said == "llama failed: memory ran out: MemoryError. Killed by SIGKILL."
+
+
+def test_the_length_is_that_of_the_kind() -> None:
+    assert how_long("filesystem_unresponsive", 72.4) == "No answer for 72 s"
+    assert how_long("no_growth", 1.44) == "No growth for 1.4 s"
+    assert make_headline("llama", "deadline_exceeded", LOCK, how_long(None, 7200)).endswith(". It ran for 2 h.")
+
+
+def named(node: ast.expr) -> str:
+    """What a text is called: a variable, a field, or a key of a mapping."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.Subscript(slice=ast.Constant(value=str(name))):
+            return name
+        case ast.Call(func=ast.Attribute(attr="get"), args=[ast.Constant(value=str(name)), *_]):
+            return name
+        case ast.Call(func=ast.Name(id="str"), args=[inner]) | ast.BoolOp(values=[inner, *_]):
+            return named(inner)
+    return ""
+
+
+def test_no_text_of_ours_is_ever_read_back() -> None:
+    found = []
+    for room in ("src", "flows", "tasks"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READING:
+                    texts = {named(one) for one in (node.func.value, *node.args)}
+                    found += [f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"] * bool(texts & OURS)
+    assert found == []
