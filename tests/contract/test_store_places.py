@@ -24,6 +24,8 @@ PLACES = {
     "FUSE whose inodes change": f'{sys.executable} {FUSE} "$0/store" links "$0/pid"; '
     '(while kill -HUP $(cat "$0/pid"); do sleep 0.2; done) > /dev/null 2>&1 &',
 }
+# What is mounted, and who serves it, ends with the command.
+ALONE = ("unshare", "-m", "-p", "--fork", "--kill-child", "--mount-proc", "--propagation", "private")
 JUDGE = """
 import sys
 from pathlib import Path
@@ -46,19 +48,7 @@ def killed_there(tmp_path: Path, where: str, scenario: str, stride: int) -> None
     (tmp_path / "store").mkdir()
     (tmp_path / "layers").mkdir()
     script = f'{{ {PLACES[where]}\n}} || exit 77\nexec "$@"'
-    command = [
-        "unshare",
-        "-m",
-        "-p",
-        "--fork",
-        "--kill-child",
-        "--mount-proc",
-        "--propagation",
-        "private",
-        "sh",
-        "-ec",
-        script,
-    ]
+    command = [*ALONE, "sh", "-ec", script]
     done = subprocess.run(
         [*command, tmp_path, sys.executable, "-c", JUDGE, tmp_path / "store", scenario, str(stride)],
         capture_output=True, text=True, check=False, cwd=REPOSITORY, timeout=3 * LONG_S,
@@ -86,7 +76,8 @@ def test_a_file_system_without_symbolic_links_is_refused_at_the_start_and_told_b
         unavailable("there is no /dev/fuse")
     place.store.mkdir()
     root = place.store / "caches"
-    place.mounts(f"rm -f {place.root}/pid; {sys.executable} {FUSE} {place.store} memory {place.root}/pid; mkdir {root}")
+    script = f'rm -f {place.root}/pid; {sys.executable} {FUSE} {place.store} memory {place.root}/pid; mkdir {root}; exec "$@"'
+    place.before = [*ALONE, "sh", "-ec", script, "sh"]
     ran = place.run("generate", "--store", root, "--name", "c", *WELL, "--", "true", "{cache_dir}")
     assert_refused(ran, 125, f"{root} cannot be a store", "cannot make symbolic links")
     said = " ".join(place.run("doctor", f"--cache-dir={root}").stdout.split())
