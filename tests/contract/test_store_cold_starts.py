@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -17,9 +18,10 @@ import pytest
 from prefect_cachewatch import CacheStore, StoreBusy
 from tests.contract.builds import NAME, Recipe, active, beside, offer, states
 from tests.contract.harness import LONG_S, WELL, Place, eventually
+from tests.contract.on_prefect import WELL as PATIENT
 from tests.contract.test_store_kills import REPOSITORY, reader
 from tests.contract.test_store_locks import worker
-from tests.prefect_server import Server
+from tests.prefect_server import PATIENCE_S, Server, flow_process_of
 
 
 def cold_starts(root: Path, count: int, step: int | None = None) -> list[str]:
@@ -223,4 +225,46 @@ def test_one_of_the_runs_that_wait_takes_over_from_one_that_is_killed(place: Pla
     (place.root / "go").touch()
     assert [run.ended() for run in others] == [0, 0], [run.said for run in others]
     assert len(runs.generations()) == 2 and sum("is whole already" in run.said for run in others) == 1
+    assert CacheStore(place.store).verify(NAME).whole
+
+
+@pytest.mark.server
+def test_of_two_workers_one_generates_and_the_other_takes_over_when_its_run_is_killed(
+    place: Place, server: Server, tmp_path: Path
+) -> None:
+    place.store.mkdir()
+    runs: dict[str, str] = {}
+    with contextlib.ExitStack() as stack:
+        for pool in ("cold-a", "cold-b", "cold-c"):
+            (folder := tmp_path / pool).mkdir()
+            (folder / "prefect.yaml").write_text(
+                f"deployments:\n  - name: {pool}\n    entrypoint: prefect_cachewatch.flows.generate_cache\n"
+                f"    work_pool: {{name: {pool}}}\n"
+            )
+            server.prefect("work-pool", "create", pool, "--type", "process", cwd=folder)
+            server.prefect("deploy", "--prefect-file", "prefect.yaml", "--name", pool, cwd=folder)
+            stack.enter_context(server.worker(pool, folder))
+        slow = place.program(SLOW)
+        given = {
+            "job": {"name": NAME, "command": [*map(str, slow), "{cache_dir}"]},
+            "publish": {"store": str(place.store)},
+            "stall": PATIENT,
+            "retry": {"attempts": 1},
+        }
+
+        def generations() -> list[str]:
+            log = place.root / "generated"
+            return log.read_text().split() if log.exists() else []
+
+        runs["cold-a"] = server.start_run("generate-cache/cold-a", given)
+        assert eventually(generations, PATIENCE_S)
+        for pool in ("cold-b", "cold-c"):
+            runs[pool] = server.start_run(f"generate-cache/{pool}", given)
+        for pool in ("cold-b", "cold-c"):
+            server.log_lines(runs[pool], "waiting for it")
+        flow_process_of(map(int, generations())).kill()
+        assert eventually(lambda: len(generations()) == 2, PATIENCE_S)
+        (place.root / "go").touch()
+        ended = [server.wait_final(runs[pool])["state_name"] for pool in ("cold-b", "cold-c")]
+    assert sorted(ended) == ["Cached", "Completed"] and len(generations()) == 2
     assert CacheStore(place.store).verify(NAME).whole

@@ -140,8 +140,10 @@ def beats_elsewhere(folder: CacheFolder, build_id: str, begun: Begun) -> bool:
         return False
     try:
         return beat_age_s(folder, build_id) < 2 * BEAT_S
-    except (OSError, StoreError):
-        return False  # gone meanwhile, or no look at the clock is permitted
+    except (FileNotFoundError, StoreError):
+        return False  # gone meanwhile, or no record
+    except OSError:
+        return True  # two writers at once would be worse
 
 
 def find_foreign_writer(folder: CacheFolder, but: str | None = None) -> tuple[str, Begun] | None:

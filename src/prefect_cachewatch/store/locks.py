@@ -33,7 +33,7 @@ from prefect_cachewatch.supervise.filelocks import (
     take_exclusive,
 )
 
-_RETRY_S = 0.02
+_RETRY_S, _RETRY_MAX_S = 0.02, 0.2
 _NOTE_MAX = 4096
 _writers: weakref.WeakSet[HeldLock] = weakref.WeakSet()
 _fork_hook: list[bool] = []
@@ -220,7 +220,7 @@ def _kernel_holders(directory_fd: int, name: str) -> list[LockHolder]:
 def _hold(
     directory_fd: int, name: str, take: Callable[[int], bool], flags: int, mode: int, purpose: str, wait_s: float
 ) -> HeldLock:
-    deadline_s = time.monotonic() + wait_s
+    deadline_s, pause_s = time.monotonic() + wait_s, _RETRY_S
     while True:
         try:
             fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=directory_fd)
@@ -243,7 +243,8 @@ def _hold(
             raise StoreBusy(
                 f"cannot {purpose}: the lock is held by {holder}; wait for it or stop it", holder=holder, note=note
             )
-        time.sleep(_RETRY_S)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _RETRY_MAX_S)
 
 
 def _is_still(directory_fd: int, name: str, fd: int) -> bool:

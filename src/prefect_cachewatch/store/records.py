@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -33,6 +34,7 @@ BEAT_S = 15.0
 Status = Literal["refused", "damaged", "unhealthy", "rolled_back"]
 _LIMIT_BYTES = 1 << 26
 _WHY_MAX = 500
+_CLOCKS_DIFFER_NS = 3600 * 10**9
 # Before the first mark: nothing is known about when the files were written.
 _NO_MARK = b" " * (MARK_BYTES - 1) + b"\n"
 
@@ -134,11 +136,18 @@ def read_growth(folder: CacheFolder, build_id: str, build_fd: int) -> int | str:
 
 
 def beat_age_s(folder: CacheFolder, build_id: str) -> float:
-    """Return how long ago a writer showed that it lives, on the file server's clock; raises OSError."""
+    """Return how long ago a writer showed that it lives, on the file server's clock; raises OSError if it has no record.
+
+    Where no file can be made, as on a full disk, it is this host's clock, less than an hour.
+    """
     # Opened, so that NFS asks its server.
     with Opened(open_small_file(folder.builds_fd, build_id + BEGUN, _LIMIT_BYTES)) as fd:
         beat_ns = os.fstat(fd).st_mtime_ns
-    return (make_stamp(folder.builds_fd).changed_ns - beat_ns) / 1e9
+    try:
+        now_ns = make_stamp(folder.builds_fd).changed_ns
+    except OSError:
+        now_ns = time.time_ns() - _CLOCKS_DIFFER_NS
+    return (now_ns - beat_ns) / 1e9
 
 
 def end_beat(folder: CacheFolder, build_id: str) -> None:

@@ -565,7 +565,7 @@ def _is_lost(folder: CacheFolder) -> bool:
     """Say whether the lock's holder is of another host and shows no longer that it lives, though its lock is still there."""
     note = read_note(folder.fd, LOCK)
     build_id = str(note.get("build") or "")
-    if note.get("boot") in (None, boot_id()):
+    if note.get("boot") in (None, boot_id()) or find_foreign_writer(folder) is not None:
         return False
     try:
         if build_id and exists(folder.builds_fd, check_build_id(build_id) + BEGUN):
