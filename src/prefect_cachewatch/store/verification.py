@@ -93,7 +93,7 @@ def verify_files(
         if changed_since_ns is not None:
             digests = _digest_changed(build_fd, manifest, tree, changed_since_ns)
     sizes = {file.path: file.size_bytes for file in tree.files}
-    problems = compare_files(manifest, sizes, dict(tree.links), digests)
+    problems = compare_files(manifest, sizes, dict(tree.links), digests, ignore=manifest.ignore)
     problems += [Problem("special", p, f"{for_terminal(p)} is no regular file") for p in tree.others]
     problems += [
         Problem("link", p, f"{for_terminal(p)} is a link that leads out of the build or nowhere") for p in tree.escapes
@@ -121,39 +121,47 @@ def compare_files(
     sizes: Mapping[str, int],
     links: Mapping[str, str],
     digests: Mapping[str, str] | None = None,
+    *,
+    ignore: Sequence[str] = (),
+    by: str = "the manifest",
 ) -> list[Problem]:
-    """Compare the listed contents of a build with the manifest.
+    """Compare the listed contents of a build with a manifest.
 
     Args:
         manifest: the list.
         sizes: bytes of every regular file, by path.
         links: target of every link, by path.
         digests: digest of every file, by path; None to compare names and sizes only.
+        ignore: globs of files that may be there without being listed.
+        by: what the manifest is called in a message.
 
     Returns:
         The differences, in order of path.
     """
-    problems: list[Problem] = []
+    found: list[tuple[str, str, str]] = []
     for entry in manifest.files:
         size = sizes.get(entry.path)
         if size is None:
-            problem, said = "missing", "is missing"
+            found.append(("missing", entry.path, "is missing"))
         elif size != entry.size_bytes:
-            problem, said = "size", f"has {size} bytes, and the manifest says {entry.size_bytes}"
+            found.append(("size", entry.path, f"has {size} bytes, and {by} says {entry.size_bytes}"))
         elif digests is not None and digests.get(entry.path) != entry.digest:
-            problem, said = "digest", "has other contents than the manifest says"
-        else:
-            continue
-        # Names are made harmless only here: for 10,000 good files it would cost more than all the rest.
-        problems.append(Problem(problem, entry.path, f"{for_terminal(entry.path)} {said}"))
-    problems += [
-        Problem("link", link.path, f"the link {for_terminal(link.path)} is missing or leads elsewhere")
-        for link in manifest.links
-        if links.get(link.path) != link.target
+            found.append(("digest", entry.path, f"has other contents than {by} says"))
+    listed = {link.path: link.target for link in manifest.links}
+    found += [
+        ("link", path, "is a link that is missing or leads elsewhere")
+        for path, target in listed.items()
+        if links.get(path) != target
     ]
-    problems += _unexpected(sizes, {entry.path for entry in manifest.files}, manifest.ignore)
-    problems += _unexpected(links, {link.path for link in manifest.links}, manifest.ignore)
-    return sorted(problems, key=lambda problem: (problem.path, problem.kind))
+    known = listed.keys() | {entry.path for entry in manifest.files}
+    found += [
+        ("unexpected", path, f"is not in {by}") for path in {*sizes, *links} - known if not matches_any(path, ignore)
+    ]
+    # Names are made harmless only here: for 10,000 good files it would cost more than all the rest.
+    return sorted(
+        (Problem(kind, path, f"{for_terminal(path)} {said}") for kind, path, said in found),
+        key=lambda problem: (problem.path, problem.kind),
+    )
 
 
 def compare_manifests(build: Manifest, other: Manifest) -> list[Problem]:
@@ -170,36 +178,15 @@ def compare_manifests(build: Manifest, other: Manifest) -> list[Problem]:
         >>> one = Manifest("c", "b1", "k", {}, (), {}, {}, "", "", (FileEntry("a", 1, "0" * 64),))
         >>> two = Manifest("c", "b2", "k", {}, (), {}, {}, "", "", (FileEntry("a", 1, "1" * 64),))
         >>> [problem.message for problem in compare_manifests(one, two)]
-        ['a has other contents']
+        ['a has other contents than b2 says']
     """
-    ours = {entry.path: entry for entry in build.files}
-    theirs = {entry.path: entry for entry in other.files}
-    links, their_links = ({link.path: link.target for link in each.links} for each in (build, other))
-    found: list[tuple[str, str, str]] = []
-    for path in ours.keys() | theirs.keys():
-        here, there = ours.get(path), theirs.get(path)
-        if here is None:
-            found.append(("missing", path, "is missing"))
-        elif there is None:
-            found.append(("unexpected", path, f"is only in {build.build_id}"))
-        elif here.size_bytes != there.size_bytes:
-            found.append(("size", path, f"has {here.size_bytes} bytes, and {there.size_bytes} in {other.build_id}"))
-        elif here.digest != there.digest:
-            found.append(("digest", path, "has other contents"))
-    for path in links.keys() | their_links.keys():
-        if links.get(path) != their_links.get(path):
-            found.append(("link", path, "is a link that is missing or leads elsewhere in one of them"))
-    return [
-        Problem(kind, path, f"{for_terminal(path)} {said}") for kind, path, said in sorted(found, key=lambda f: f[1])
-    ]
-
-
-def _unexpected(there: Iterable[str], listed: set[str], ignore: Sequence[str]) -> list[Problem]:
-    return [
-        Problem("unexpected", path, f"{for_terminal(path)} is not in the manifest")
-        for path in there
-        if path not in listed and not matches_any(path, ignore)
-    ]
+    return compare_files(
+        other,
+        {entry.path: entry.size_bytes for entry in build.files},
+        {link.path: link.target for link in build.links},
+        {entry.path: entry.digest for entry in build.files},
+        by=other.build_id,
+    )
 
 
 def default_threads() -> int:
