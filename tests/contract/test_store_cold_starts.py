@@ -193,7 +193,6 @@ def runs(place: Place, server: Server) -> Iterator[Runs]:
     place.assert_nobody()
 
 
-@pytest.mark.server
 def test_runs_of_one_key_wait_for_the_one_that_generates_and_end_cached(place: Place, runs: Runs) -> None:
     first = runs.begin()
     assert eventually(runs.generations, LONG_S)
@@ -214,7 +213,6 @@ def test_runs_of_one_key_wait_for_the_one_that_generates_and_end_cached(place: P
     assert "is whole already" in second.said and len(runs.generations()) == 1
 
 
-@pytest.mark.server
 def test_one_of_the_runs_that_wait_takes_over_from_one_that_is_killed(place: Place, runs: Runs) -> None:
     first = runs.begin()
     assert eventually(runs.generations, LONG_S)
@@ -228,7 +226,6 @@ def test_one_of_the_runs_that_wait_takes_over_from_one_that_is_killed(place: Pla
     assert CacheStore(place.store).verify(NAME).whole
 
 
-@pytest.mark.server
 def test_of_two_workers_one_generates_and_the_other_takes_over_when_its_run_is_killed(
     place: Place, server: Server, tmp_path: Path
 ) -> None:
