@@ -25,8 +25,8 @@ from prefect_cachewatch.flows.attempts import AWAKE_S, wait_awake
 from prefect_cachewatch.flows.generation import CacheGenerationError, GenerationSummary, generate_cache
 from prefect_cachewatch.flows.telling import Telling, whom_to_tell
 from prefect_cachewatch.metrics.settings import Metrics
-from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.report.report import Report
+from prefect_cachewatch.store.policy import PublishPolicy
 from prefect_cachewatch.watching.attempt import Watch
 
 _CLEARED_S = 30.0  # beyond the grace period; a worker gives a cancelled run the same

@@ -18,11 +18,11 @@ from prefect_cachewatch.config.forms import OFF
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.flows.generation import GenerationSummary, final_state, generate_cache
 from prefect_cachewatch.metrics.settings import Metrics
-from prefect_cachewatch.publish.health import HealthCheck
-from prefect_cachewatch.publish.names import PLACEHOLDER
-from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.run.exposure import check_exposure
+from prefect_cachewatch.run.health import HealthCheck
+from prefect_cachewatch.store.names import PLACEHOLDER
+from prefect_cachewatch.store.policy import PublishPolicy
+from prefect_cachewatch.store.store import CacheStore
 from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers
 from prefect_cachewatch.tasks.store import activate_cache, check_deployment, collect_surplus, roll_back_cache
 from prefect_cachewatch.watching.site import check_command

@@ -42,10 +42,10 @@ from prefect_cachewatch.flows.attempts import (
 from prefect_cachewatch.flows.retrying import Retrying
 from prefect_cachewatch.flows.telling import note_end, note_work, whom_to_tell
 from prefect_cachewatch.metrics.settings import Metrics
-from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.report.report import Report
 from prefect_cachewatch.run.delivery import PublishSession
 from prefect_cachewatch.run.exposure import check_exposure
+from prefect_cachewatch.store.policy import PublishPolicy
 from prefect_cachewatch.tasks.prefect_api.admission import StorageSlots
 from prefect_cachewatch.tasks.prefect_api.labels import label_cause
 from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers
@@ -128,19 +128,19 @@ def generate_cache(
                 inputs = prepare(job, stall, stop, outputs, logger, delivery, exporter, files=files, stack=stack)
                 check_retry(inputs, retry)
                 if delivery is not None:
-                    if (cached := find_cached(delivery, job)) is not None:
+                    stack.enter_context(delivery)
+                    if (cached := find_cached(delivery, job, clean=clean, limit_s=stall.max_duration_s)) is not None:
                         state = run_metrics.ended(_cached(inputs, cached))
                         admission.record(state, logger)
                         return state
-                    stack.enter_context(delivery)
-                    job, job_env = delivery.begin(clean=clean)
+                    job, job_env = delivery.told()
                     inputs = inputs.with_build_directory(job, job_env)
                 job = inputs.job
                 site = stack.enter_context(inputs.place.open_site(files=files))
                 site.to_clean = clean and (retry.attempts > 1 or stall.learned)
                 if delivery is not None:
                     site.own_build = site.paths[0]
-                    site.growth_mark = delivery.target.growth_mark
+                    site.growth_mark = delivery.target.record
                     site.cleaned = delivery.resume(clean=clean, window_s=stall.stall_after_s)
                 inputs = with_history(inputs, site)
                 state = _run_attempts(inputs, site, retry, admission)
@@ -223,7 +223,7 @@ def _run_attempts(inputs: Inputs, site: CacheDirectories, retry: RetryPolicy, ad
                 logger.info(following.sentence)
             label_cause(report, retrying.lasting, logger)
             if inputs.delivery is not None:
-                inputs.delivery.leave(site)
+                inputs.delivery.leave()
             return Failed(name=state, message=outcome.message)
         try:
             if (problem := retrying.prepare(outcome, following)) is not None:
@@ -234,7 +234,7 @@ def _run_attempts(inputs: Inputs, site: CacheDirectories, retry: RetryPolicy, ad
             logger.error("no further attempt: %s", error.message)
             write_reports(inputs, replace(report, facts=f"{report.facts} {told}"), f"report-{number}.json")
             if inputs.delivery is not None:
-                inputs.delivery.leave(site)
+                inputs.delivery.leave()
             return Failed(name=state, message=f"{outcome.message} {told}")
         retrying.pause(outcome, following)
 

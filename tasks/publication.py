@@ -22,10 +22,10 @@ from prefect_cachewatch.common.secrets import hide
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.errors import BuildDamaged, StoreError
-from prefect_cachewatch.publish.checks import Finding, refusals
 from prefect_cachewatch.report.report import Report, cached_report
 from prefect_cachewatch.run.delivery import PublishSession, describe_publication, describe_refusal, growth_summary
 from prefect_cachewatch.run.doubts import DOUBTS, describe_doubts
+from prefect_cachewatch.store.checks import Finding, refusals
 from prefect_cachewatch.tasks.prefect_api.events import emit_cache_event
 from prefect_cachewatch.tasks.store import collect_surplus
 from prefect_cachewatch.watching.attempt import Outcome
@@ -54,23 +54,25 @@ def asset_key(path: str) -> str:
     return f"file://{_NOT_IN_KEY.sub('-', path.encode('utf-8', 'replace').decode())}"[:_KEY_MAX]
 
 
-def find_cached(delivery: PublishSession, job: CacheJob) -> Report | None:
-    """Check whether the cache is whole already; if not, whether there is room for it.
+def find_cached(delivery: PublishSession, job: CacheJob, *, clean: bool, limit_s: float | None) -> Report | None:
+    """Check whether the cache is whole already; if not, become its writer, once no other run writes it.
 
     Args:
         delivery: the run's delivery.
         job: the job as it was given.
+        clean: whether the build of a killed run is discarded rather than resumed.
+        limit_s: the longest wait for another run that generates the same cache.
 
     Returns:
-        The report of a run that has nothing to do, or None.
+        The report of a run that has nothing to do, or None: then it is to be generated.
 
     Raises:
         NotEnoughSpace: it has to be generated, and there is no room.
+        StoreBusy: a run with another key is at work on the cache, or the wait was too long.
     """
     started_s = time.time()
-    found = delivery.find_cached()
+    found = delivery.find_or_begin(clean=clean, limit_s=limit_s)
     if found is None:
-        delivery.require_space()
         return None
     if found.current is None and delivery.policy.activate:
         found = delivery.activate(found)
@@ -128,7 +130,7 @@ def doubts_of(delivery: PublishSession) -> str:
 
 @task(name="verify-build", task_run_name="verify-build", **_OPTIONS)
 def verify_build(delivery: PublishSession, env: Mapping[str, str], secrets: tuple[str, ...]) -> State[None]:
-    """Check a generated build; put it into quarantine if the checks refuse it.
+    """Check a generated build; note it as refused if the checks refuse it.
 
     Args:
         delivery: the run's delivery, after a completed generation.
@@ -145,7 +147,7 @@ def verify_build(delivery: PublishSession, env: Mapping[str, str], secrets: tupl
             if finding.severity == "warn":
                 logger.warning("%s", finding.message)
         return _refuse(delivery, refused) if refused else Completed(message="The build is good.")
-    except StoreError as error:  # the generator has removed the build, or the quarantine cannot be made
+    except StoreError as error:  # the generator has removed the build, or the refusal cannot be noted
         return Failed(name="VerificationFailed", message=error.message)
 
 
@@ -168,7 +170,7 @@ def publisher_of(delivery: PublishSession) -> MaterializingTask[..., State[None]
             try:
                 done = delivery.publish(growth)
             except BuildDamaged as error:
-                # A file that cannot be read would stop every later run of the key: it goes into quarantine once.
+                # A file that cannot be read would stop every later run of the key: it is refused once.
                 delivery.findings = [*delivery.findings, Finding("unreadable", error.message)]
                 return _refuse(delivery, refusals(delivery.findings))
             emit_cache_event("published", delivery.name, event_payload(done))

@@ -11,13 +11,12 @@ from prefect.logging import get_run_logger
 
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.errors import StoreError
-from prefect_cachewatch.publish.activation import Activation
-from prefect_cachewatch.publish.builds import BuildInfo
-from prefect_cachewatch.publish.collection import Collected
-from prefect_cachewatch.publish.health import HealthCheck, HealthResult, check_health
-from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.publish.store import CacheStore
-from prefect_cachewatch.publish.verification import Verdict
+from prefect_cachewatch.run.health import HealthCheck, HealthResult, check_health
+from prefect_cachewatch.store.builds import BuildInfo
+from prefect_cachewatch.store.collection import Collected
+from prefect_cachewatch.store.policy import PublishPolicy
+from prefect_cachewatch.store.store import Activation, CacheStore
+from prefect_cachewatch.store.verification import Verdict
 from prefect_cachewatch.tasks.prefect_api.events import emit_cache_event
 
 _OPTIONS: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}

@@ -86,11 +86,11 @@ if TYPE_CHECKING:
         generate_fleet,
     )
     from prefect_cachewatch.metrics.settings import Metrics
-    from prefect_cachewatch.publish.health import HealthCheck
-    from prefect_cachewatch.publish.policy import PublishPolicy
-    from prefect_cachewatch.publish.store import CacheStore
     from prefect_cachewatch.report.report import Report
     from prefect_cachewatch.run.attached import watch
+    from prefect_cachewatch.run.health import HealthCheck
+    from prefect_cachewatch.store.policy import PublishPolicy
+    from prefect_cachewatch.store.store import CacheStore
     from prefect_cachewatch.tasks import monitor_cache
     from prefect_cachewatch.tasks.prefect_api.storage_slots import storage_slot
 else:
@@ -104,9 +104,9 @@ else:
         "flows": ("CacheGeneration CacheGenerationError GenerationSummary deploy_cache generate_cache generate_fleet"),
         "metrics.settings": "Metrics",
         "report.report": "Report",
-        "publish.health": "HealthCheck",
-        "publish.policy": "PublishPolicy",
-        "publish.store": "CacheStore",
+        "run.health": "HealthCheck",
+        "store.policy": "PublishPolicy",
+        "store.store": "CacheStore",
         "run.attached": "watch",
         "tasks": "monitor_cache",
         "tasks.prefect_api.storage_slots": "storage_slot",

@@ -12,17 +12,17 @@ from typing import Any
 
 from tests.benchmarks.measuring import interleaved, make_files, median, row, scratch, spread, timed
 
-from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.publish.store import CacheStore
-from prefect_cachewatch.publish.target import BuildRecipe
-from prefect_cachewatch.publish.verification import digest_build
+from prefect_cachewatch.store.policy import PublishPolicy
+from prefect_cachewatch.store.staged import BuildRecipe
+from prefect_cachewatch.store.store import CacheStore
+from prefect_cachewatch.store.verification import digest_build
 
 FILES, FILE_BYTES = 8, 128 << 20
 SMALL_FILES = 10_000
 
 _MEMORY = """
 import os, resource, sys
-from prefect_cachewatch.publish.verification import digest_build
+from prefect_cachewatch.store.verification import digest_build
 fd = os.open(sys.argv[1], os.O_RDONLY)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 digest_build(fd, threads=2)

@@ -14,8 +14,8 @@ from prefect.client.orchestration import get_client
 
 from prefect_cachewatch.config import CacheJob, ContainerSpec, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.flows.generation import generate_cache
-from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.run.placement import find_image
+from prefect_cachewatch.store.policy import PublishPolicy
 from tests.containers.engine import SHELL_IMAGE
 from tests.prefect_database import harness as prefect_harness
 
@@ -117,8 +117,7 @@ def test_a_tag_that_leads_to_another_image_is_another_cache(harness, engine, tmp
         assert generate_cache(job_, publish=policy, **FAST).name == "Cached"
     assert told[0].startswith("sha256:") and told[1].startswith("sha256:") and told[0] != told[1]
     versions = [
-        json.loads(path.read_text())["cache_key"]["container image id"]
-        for path in policy.store.rglob(".cachewatch/manifest.json")
+        json.loads(path.read_text())["cache_key"]["container image id"] for path in policy.store.rglob("builds/*.json")
     ]
     assert sorted(versions) == sorted(told)
     engine.podman("rmi", "--force", image)

@@ -31,7 +31,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Offered:
-    """What became of a build: published, or in quarantine."""
+    """What became of a build: published, or refused."""
 
     build_id: str
     path: Path
@@ -69,7 +69,7 @@ def offer(
     argv: tuple[str, ...] = ("gen", "{cache_dir}"),
     **policy: Any,
 ) -> Offered:
-    """Write a build and offer it, as a run does: checks, then publication and activation, or quarantine."""
+    """Write a build and offer it, as a run does: checks, then publication and activation, or refusal."""
     store, rules = CacheStore(root), PublishPolicy(store=Path(root), **policy)
     with store.begin(NAME, Recipe(argv, {"v": key})) as build:  # type: ignore[arg-type]
         if build.adopted:
@@ -77,14 +77,14 @@ def offer(
         build.note_growth()
         fill_with(Path(build.path), fill)
         findings = build.check(rules)
-        path = Path(build.path)
-        if any(finding.severity == "refuse" for finding in findings):
-            path = Path(build.quarantine(findings, "refused"))
+        refused = any(finding.severity == "refuse" for finding in findings)
+        if refused:
+            build.refuse(findings, "refused")
         else:
             build.publish(rules, findings=findings, threads=1)
-    if activate and path == Path(build.path):
+    if activate and not refused:
         store.activate(NAME, build.build_id)
-    return Offered(build.build_id, path, findings, build.adopted)
+    return Offered(build.build_id, Path(build.path), findings, build.adopted)
 
 
 def listed(root: Path | str) -> dict[str, Any]:
@@ -99,3 +99,8 @@ def active(root: Path | str) -> str | None:
     """The id of the current build, as the link says it."""
     link = f"{root}/{NAME}/current"
     return os.readlink(link).removeprefix("builds/") if os.path.lexists(link) else None
+
+
+def beside(build: Path, ending: str) -> Path:
+    """The record beside a build: `.begun`, `.json`, its manifest, or `.bad`."""
+    return build.with_name(build.name + ending)

@@ -38,6 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             # Flows beside each other on a server take longer than a command.
-            item.add_marker(pytest.mark.timeout(1500 if "prefect" in item.path.name else 600))
+            slow = "prefect" in item.path.name or "server" in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.timeout(1500 if slow else 600))
             if item.path.name not in IN_EVERY_RUN and item.get_closest_marker("campaign") is None:
                 item.add_marker(pytest.mark.contract)

@@ -2,7 +2,7 @@
 
 SIGUSR1 swallows every request, SIGUSR2 answers them all: PIDFILE.waits is there as long as one waits. SIGHUP gives every file another
 inode number, as sshfs and rclone do when the kernel has forgotten it. SIGALRM uses up a quota: from then on nothing is written or made.
-In a MODE but `memory` there is a `file` of 1 MiB that no cache holds: `hang-read` and `hang-ioctl` answer all
+In mode `links` it has symbolic links, and none in any other. In a MODE but these two there is a `file` of 1 MiB that no cache holds: `hang-read` and `hang-ioctl` answer all
 but that, `quota` writes nothing. It ends with the process $SCENARIO_PID, if that is set.
 
 The raw FUSE protocol (kernel 7.31) over /dev/fuse, since no library lets requests hang. Standard library only.
@@ -17,8 +17,8 @@ import struct
 import sys
 import time
 
-LOOKUP, FORGET, GETATTR, SETATTR, MKDIR, UNLINK, RMDIR, RENAME, OPEN, READ, WRITE, STATFS = (
-    1, 2, 3, 4, 9, 10, 11, 12, 14, 15, 16, 17,
+LOOKUP, FORGET, GETATTR, SETATTR, READLINK, SYMLINK, MKDIR, UNLINK, RMDIR, RENAME, OPEN, READ, WRITE, STATFS = (
+    1, 2, 3, 4, 5, 6, 9, 10, 11, 12, 14, 15, 16, 17,
 )  # fmt: skip
 RELEASE, FSYNC, FLUSH, INIT, OPENDIR, READDIR, RELEASEDIR, FSYNCDIR, ACCESS, CREATE, INTERRUPT, DESTROY, IOCTL, BATCH_FORGET = (
     18, 20, 25, 26, 27, 28, 29, 30, 34, 35, 36, 38, 39, 42,
@@ -70,8 +70,9 @@ class Server:
         self.waiting: list[bytes] = []
         self.nodes = {1: Node(1, 0o40777, 0, 0)}
         # With direct I/O each read and write comes here.
-        self.opened = struct.pack("<QII", 0, int(mode != "memory"), 0)
-        if mode != "memory":
+        self.opened = struct.pack("<QII", 0, int(mode not in ("memory", "links")), 0)
+        self.has_links = mode == "links"
+        if mode not in ("memory", "links"):
             self.nodes[2] = self.nodes[1].names[b"file"] = file = Node(2, 0o100666, 0, 0)
             file.size, file.content = FILE_BYTES, bytearray(FILE_BYTES)
 
@@ -153,12 +154,20 @@ class Server:
             made = Node(len(self.nodes) + 1, kind, uid, gid)
             self.nodes[made.number] = node.names[body[skip:].rstrip(b"\0")] = made
             return self.entry(made) + (self.opened if operation == CREATE else b"")
+        if operation == SYMLINK and self.has_links:
+            name, target = body.rstrip(b"\0").split(b"\0")
+            made = Node(len(self.nodes) + 1, 0o120777, uid, gid)
+            made.content, made.size = bytearray(target), len(target)
+            self.nodes[made.number] = node.names[name] = made
+            return self.entry(made)
+        if operation == READLINK:
+            return bytes(node.content)
         if operation == RENAME:
             old, new = body[8:].rstrip(b"\0").split(b"\0")
-            target = self.nodes[struct.unpack_from("<Q", body)[0]]
+            into = self.nodes[struct.unpack_from("<Q", body)[0]]
             if old not in node.names:
                 return ENOENT
-            target.names[new] = node.names.pop(old)
+            into.names[new] = node.names.pop(old)
             return b""
         if operation == READ:
             _, offset, size = struct.unpack_from("<QQI", body)

@@ -8,7 +8,6 @@ children went through all of their steps, and what was broken afterwards.
 
 import contextlib
 import errno
-import functools
 import json
 import os
 import shutil
@@ -16,37 +15,19 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from prefect_cachewatch import CacheStore, StoreError
 from tests.contract.builds import NAME, active, offer, states
+from tests.contract.strikes import GENERATING, strike
 
 ROOT, SCENARIO, HOW = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 STRIDE = int(sys.argv[4])
-CHANGES = [
-    "fsync",
-    "ftruncate",
-    "link",
-    "mkdir",
-    "open",
-    "pwrite",
-    "rename",
-    "rmdir",
-    "symlink",
-    "unlink",
-    "utime",
-    "write",
-]
 STORE = CacheStore(ROOT)
 # A reader without a pin has this time from the switch on; where readers pin, none is needed.
 GRACE_S = 60 if SCENARIO in ("publish", "resume") else 0
 # Of others, some named as builds are.
 FOREIGN = ["c/notes", "c/builds/notes", "c/builds/20260101T000000000Z-00000000", "c/builds/.cachewatch-trash-mine"]
-FOREIGN += ["c/quarantine/kept-by-hand", "c/quarantine/20260101T000000000Z-00000000", "other"]
-
-
-# What the generator itself does is not hit: that is its own matter.
-GENERATING: list[None] = []
+FOREIGN += ["c/quarantine/kept-by-hand", "other"]
 
 
 def generator(fill: Callable[[Path, int], None]) -> Callable[[int], Callable[[Path], None]]:
@@ -72,7 +53,7 @@ def files(build: Path, mark: int) -> None:
 
 @generator
 def seeded(build: Path, mark: int) -> None:
-    """Start from a copy of the last build, what of it is ours included."""
+    """Start from a copy of the last build."""
     shutil.copytree(os.path.realpath(ROOT / NAME / "current"), build, dirs_exist_ok=True)
     (build / "mark.bin").write_bytes(b"%d" % mark)
 
@@ -117,29 +98,18 @@ SCENARIOS: dict[str, Callable[[int], object]] = {
 }
 
 
-def strike(step: int, note: int) -> None:
+def hit_at(step: int, note: int) -> None:
     """Let the step-th call that changes something be the last one, or fail."""
-    seen = 0
     write, kill, pid = os.write, os.kill, os.getpid()
 
-    def wrap(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(real)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal seen
-            if not GENERATING and (name != "open" or args[1] & os.O_CREAT):
-                seen += 1
-                if seen == step:
-                    write(note, name.encode())
-                    if HOW == "SIGKILL":
-                        kill(pid, signal.SIGKILL)
-                    number = getattr(errno, HOW)
-                    raise OSError(number, os.strerror(number))
-            return real(*args, **kwargs)
+    def hit(name: str) -> None:
+        write(note, name.encode())
+        if HOW == "SIGKILL":
+            kill(pid, signal.SIGKILL)
+        number = getattr(errno, HOW)
+        raise OSError(number, os.strerror(number))
 
-        return call
-
-    for name in CHANGES:
-        setattr(os, name, wrap(name, getattr(os, name)))
+    strike(step, hit)
 
 
 def child(step: int, mark: int) -> tuple[str, str]:
@@ -149,7 +119,7 @@ def child(step: int, mark: int) -> tuple[str, str]:
         os.close(read_end)
         told = os.dup(write_end)
         try:
-            strike(step, write_end)
+            hit_at(step, write_end)
             SCENARIOS[SCENARIO](mark)
         except StoreError:
             pass  # the storage's error, in a sentence

@@ -15,15 +15,13 @@ ROOT, NAME, HOW = sys.argv[1:4]
 
 def check(directory: str) -> tuple[str, list[str]]:
     bad = []
-    with open(f"{directory}/.cachewatch/manifest.json", "rb") as file:
+    with open(f"{directory}.json", "rb") as file:
         manifest = json.load(file)
     listed = {entry["path"]: entry for entry in manifest["files"]}
     there = set()
     for here, _, names in os.walk(directory):
         for name in names:
-            path = os.path.relpath(f"{here}/{name}", directory)
-            if not path.startswith(".cachewatch/"):
-                there.add(path)
+            there.add(os.path.relpath(f"{here}/{name}", directory))
     if there != set(listed):
         bad.append(f"files {sorted(there ^ set(listed))}")
     for path, entry in listed.items():

@@ -1,18 +1,22 @@
 """One of several processes that work on one cache; used by test_store_locks.
 
 usage: python -m tests.contract.store_worker ROOT ACT [TURNS]
+       python -m tests.contract.store_worker ROOT cold [STEP]
+`cold` finds the cache whole, or generates it, or waits for who does; its STEP-th call that changes something is its last one.
 `hold` and `hold with children` begin a build, say so, and wait for the end of stdin. Any other act is done TURNS times beside
 the others; one line for each error that should not be, and at the end how often it was done.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from prefect_cachewatch import BuildDamaged, CacheStore, StoreBusy, StoreError
+from prefect_cachewatch import BuildDamaged, CacheStore, PublishPolicy, StoreBusy, StoreError
 from tests.contract.builds import NAME, Recipe, offer
+from tests.contract.strikes import strike
 
 ROOT, ACT = Path(sys.argv[1]), sys.argv[2]
 STORE = CacheStore(ROOT)
@@ -25,7 +29,8 @@ TOLD = (
 
 
 def hold(children: bool) -> None:
-    with STORE.begin(NAME, Recipe(cache_key={"v": "1"})) as build:  # type: ignore[arg-type]
+    key = sys.argv[3] if len(sys.argv) > 3 else "1"
+    with STORE.begin(NAME, Recipe(cache_key={"v": key})) as build:  # type: ignore[arg-type]
         Path(build.path, "a.bin").write_bytes(b"abc")
         pids = []
         if children:
@@ -36,6 +41,36 @@ def hold(children: bool) -> None:
                 os.execvp("sleep", ["sleep", "600"])
         print(build.build_id, *pids, flush=True)
         sys.stdin.read()
+
+
+def cold() -> str:
+    """As a run does: what is whole is taken, one generates, the others wait."""
+    recipe = Recipe(cache_key={"v": "cold"})
+    while True:
+        if STORE.find_whole(NAME, recipe.key):
+            STORE.activate(NAME)
+            return "cached"
+        try:
+            with STORE.begin(NAME, recipe) as build:  # type: ignore[arg-type]
+                if STORE.find_whole(NAME, recipe.key):
+                    build.discard()
+                    continue
+                rules = PublishPolicy(store=ROOT)
+                if build.adopted:
+                    build.prepare_resume(rules, window_s=0)
+                build.note_growth()
+                with open(ROOT / "generated", "a") as log:
+                    print("begins", os.getpid(), file=log)
+                for number in range(3):
+                    Path(build.path, f"{number}.bin").write_bytes(b"%d" % number * 5000)
+                build.publish(rules, findings=build.check(rules), threads=1)
+                STORE.activate(NAME, build.build_id)
+                with open(ROOT / "generated", "a") as log:
+                    print("ended", os.getpid(), file=log)
+            return "generated"
+        except StoreBusy as busy:
+            assert busy.data.get("key") in (None, recipe.key)
+            time.sleep(0.01)
 
 
 ACTS = {
@@ -53,6 +88,12 @@ if ACT.startswith("hold"):
     hold(children="children" in ACT)
     sys.exit()
 print("ready", flush=True)
+if ACT == "cold":
+    sys.stdin.readline()
+    if len(sys.argv) > 3:
+        strike(int(sys.argv[3]), lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    print(cold(), flush=True)
+    sys.exit()
 done = 0
 while done < int(sys.argv[3]):
     try:

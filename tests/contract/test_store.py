@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from prefect_cachewatch import BuildDamaged, CacheStore, NotEnoughSpace, PublishPolicy, StoreError
-from tests.contract.builds import NAME, Fill, Recipe, active, listed, offer, states
+from tests.contract.builds import NAME, Fill, Recipe, active, beside, listed, offer, states
 from tests.contract.harness import WELL, Place
 from tests.written import write_safetensors, write_torch
 
@@ -75,25 +75,6 @@ def sparse(build: Path) -> None:
         file.write(b"x" * (1 << 20))
 
 
-def reserved_name(how: str) -> Callable[[Path], object]:
-    """The store's own name in a build, which a generator has no business to use."""
-
-    def fill(build: Path) -> None:
-        (build / "a.bin").write_bytes(b"abc")
-        place = build / ".cachewatch"
-        if how == "file":
-            place.write_text("mine")
-        elif how == "fifo":
-            os.mkfifo(place)
-        elif how == "directory":
-            place.mkdir()
-            (place / "notes.txt").write_text("mine")
-        else:
-            place.symlink_to(build.parent.parent if how == "link" else "nowhere")
-
-    return fill
-
-
 def marker(*files: str, **more: Any) -> bytes:
     """As `mark_weight_cache_complete` of tt-metal writes it."""
     return json.dumps({"format_version": 3, "cache_files": files, "weights": {"w": [[1], "x"]}} | more).encode()
@@ -136,10 +117,6 @@ REFUSED: dict[str, tuple[Fill, str, tuple[str, ...] | None, dict[str, Any]]] = {
     "pipes, sockets, devices": (
         special, "special_file", ("null", "pipe", "sock") if os.geteuid() == 0 else ("pipe", "sock"), {},
     ),
-    **{
-        f"our name is a {how}": (reserved_name(how), "reserved_name", None, {})
-        for how in ("file", "link", "dangling", "directory", "fifo")
-    },
     "too deep": (deep(201), "unreadable", None, {}),
     "much too deep": (deep(1500), "unreadable", None, {}),
     "a marker that lists more": (
@@ -152,7 +129,7 @@ REFUSED: dict[str, tuple[Fill, str, tuple[str, ...] | None, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_whole_goes_to_quarantine_and_what_is_current_stays(root: Path, case: str) -> None:
+def test_what_is_not_whole_is_refused_and_what_is_current_stays(root: Path, case: str) -> None:
     fill, category, paths, policy = REFUSED[case]
     first = offer(root)
     refused = offer(root, fill, key="2", **policy)
@@ -160,17 +137,17 @@ def test_what_is_not_whole_goes_to_quarantine_and_what_is_current_stays(root: Pa
     finding = refused.findings[0]
     assert paths is None or finding.paths == paths
     assert "\n" not in finding.message and "\x1b" not in finding.message
-    record = json.loads((refused.path / ".cachewatch/quarantine.json").read_text())
+    record = json.loads(beside(refused.path, ".bad").read_text())
     assert [one["category"] for one in record["findings"] if one["severity"] == "refuse"] == [category]
-    assert states(root) == {refused.build_id: "quarantined", first.build_id: "active"} | beside(root)
+    assert states(root) == {refused.build_id: "quarantined", first.build_id: "active"} | strangers(root)
     assert CacheStore(root).verify(NAME).whole
     again = offer(root, key="2")  # the next run of the key begins anew
     assert not again.adopted and active(root) == again.build_id
     assert CacheStore(root).gc(NAME, keep=1, keep_quarantined=0, grace_s=0).problems == ()
-    assert states(root) == {again.build_id: "active"} | beside(root)
+    assert states(root) == {again.build_id: "active"} | strangers(root)
 
 
-def beside(root: Path) -> dict[str, str]:
+def strangers(root: Path) -> dict[str, str]:
     """What lies among the builds and is none of them."""
     return {"outside": "damaged"} if (root / NAME / "builds/outside").exists() else {}
 
@@ -190,6 +167,7 @@ ALLOWED: dict[str, tuple[Fill, list[str], dict[str, Any]]] = {
     "names that only look unfinished": (dict.fromkeys(LOOK_ALIKE, b"x"), [], {}),
     "what may be empty": ({"a": b"x", "d/b.json": b""}, [], {"allow_empty_files": ["b.json"]}),
     "what may have holes": (sparse, [], {"allow_sparse": ["a.*"]}),
+    "names of the store's own records": ({"a.json": b"{}", "a.bad": b"x", ".begun": b"x", "current": b"x"}, [], {}),
     "files by number": (TWO, [], {"expected_files": 2}),
     "files by glob": (TWO, [], {"expected_files": ["layers.*.bin", "d/*"]}),
     "links inside": (linked(model="blobs/x", snapshot="blobs"), [], {}),
@@ -215,7 +193,7 @@ def test_what_is_whole_is_published_and_current_with_its_warnings(root: Path, ca
     assert (active(root), states(root)) == (done.build_id, {done.build_id: "active"})
     if "on_broken_content" not in policy:
         assert "broken" not in {finding.verdict for _, finding in CacheStore(root).inspect(NAME)}
-    manifest = json.loads((done.path / ".cachewatch/manifest.json").read_text())
+    manifest = json.loads(beside(done.path, ".json").read_text())
     assert len(manifest["warnings"]) == len(warnings)
     assert CacheStore(root).verify(NAME).whole
 
@@ -229,7 +207,7 @@ def test_a_size_far_from_that_of_the_last_build_is_a_warning(root: Path, size: i
 def test_the_manifest_lists_every_file_with_its_digest_and_no_secret(root: Path) -> None:
     files = {"a.bin": b"abc", "d/b.bin": b"defg", "run.log": b"no part of it"}
     done = offer(root, files, argv=("gen", "--token", "hunter2", "{cache_dir}"), ignore=["*.log"])
-    text = (done.path / ".cachewatch/manifest.json").read_text()
+    text = beside(done.path, ".json").read_text()
     manifest = json.loads(text)
     assert [(one["path"], one["size_bytes"], one["digest"]) for one in manifest["files"]] == [
         (path, len(files[path]), hashlib.sha256(files[path]).hexdigest()) for path in ("a.bin", "d/b.bin")
@@ -267,13 +245,13 @@ def change_files(build: Path, **changes: bytes | None) -> None:
 
 
 def edit_manifest(build: Path, change: Callable[[bytes], bytes]) -> None:
-    file = build / ".cachewatch/manifest.json"
+    file = beside(build, ".json")
     file.write_bytes(change(file.read_bytes()))
 
 
 def of_another(build: Path) -> None:
-    (other,) = (one for one in build.parent.iterdir() if one != build)
-    (build / ".cachewatch/manifest.json").write_bytes((other / ".cachewatch/manifest.json").read_bytes())
+    (other,) = (one for one in build.parent.iterdir() if one.is_dir() and one != build)
+    (beside(build, ".json")).write_bytes(beside(other, ".json").read_bytes())
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], bool]] = {  # and whether names and sizes show it
@@ -352,23 +330,46 @@ def test_a_file_of_the_same_size_and_date_with_other_contents_is_seen_by_a_roll_
     assert listed(root)[second.build_id].state == "damaged"
 
 
-@pytest.mark.parametrize("record", [".status.json", ".activations.json"])
-def test_a_record_that_was_cut_stops_the_switch_and_loses_nothing(root: Path, record: str) -> None:
-    store = CacheStore(root)
+@pytest.mark.parametrize("how", ["cut", "of no kind", "empty"])
+def test_a_cut_reason_against_a_build_still_counts_and_a_person_takes_it_back(root: Path, how: str) -> None:
+    store, key = CacheStore(root), Recipe(cache_key={"v": "1"}).key
     first, second = offer(root), offer(root)
     store.rollback(NAME)
-    file = root / NAME / record
-    file.write_bytes(file.read_bytes()[:15])
-    for act in (store.rollback, lambda name: store.gc(name, keep=1, grace_s=0), lambda _: offer(root)):
-        with pytest.raises(StoreError):
-            act(NAME)
-    assert (active(root), {first.build_id, second.build_id} <= set(listed_directories(root))) == (first.build_id, True)
-    file.unlink()
-    assert store.activate(NAME, second.build_id).build_id == second.build_id
+    record = beside(second.path, ".bad")
+    text = {"cut": record.read_bytes()[:15], "of no kind": b'{"status": "fine", "why": "", "at": ""}', "empty": b""}
+    record.write_bytes(text[how])
+    assert listed(root)[second.build_id].status == "damaged"
+    assert store.activate(NAME).build_id == first.build_id == active(root)
+    found = store.find_whole(NAME, key)
+    assert found is not None and found[0].build_id == first.build_id
+    store.gc(NAME, keep=1, grace_s=0)
+    assert store.activate(NAME, second.build_id).build_id == second.build_id and not record.exists()
+
+
+@pytest.mark.parametrize("how", ["cut", "of no clock", "gone"])
+def test_a_record_of_a_dead_run_that_was_cut_costs_the_resume_and_no_build(root: Path, how: str) -> None:
+    def dies(build: Path) -> None:
+        (build / "a.bin").write_bytes(b"abc")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        offer(root, dies)
+    (left,) = states(root)
+    record = beside(root / NAME / "builds" / left, ".begun")
+    whole = record.read_bytes()
+    if how == "gone":
+        record.unlink()
+    else:
+        record.write_bytes(
+            whole[:-20] if how == "cut" else whole.replace(b'"started_s": ', b'"started_s": 1e999, "x": ')
+        )
+    again = offer(root)
+    assert not again.adopted and active(root) == again.build_id
+    assert (root / NAME / "builds" / left / "a.bin").exists()
 
 
 def listed_directories(root: Path) -> list[str]:
-    return [path.name for path in (root / NAME / "builds").iterdir()]
+    return [path.name for path in (root / NAME / "builds").iterdir() if path.is_dir()]
 
 
 # -- the command
@@ -494,10 +495,11 @@ def test_a_build_that_a_dead_run_left_is_resumed_under_its_key_only(root: Path) 
         with pytest.raises(KeyboardInterrupt):
             offer(root, dies, key=key)
     assert list(states(root).values()) == ["abandoned"] * 2
-    assert not offer(root, key="1").adopted, "the record names the other key's build"
+    assert not offer(root, key="3").adopted
+    assert offer(root, key="1").adopted, "each record beside its build names its key"
     store = CacheStore(root)
     assert store.gc(NAME, keep=1, grace_s=3600).removed == ()
-    assert len(store.gc(NAME, keep=1, grace_s=0).removed) == 2
+    assert len(store.gc(NAME, keep=1, grace_s=0).removed) == 2, "that of key 2, and that of key 3"
 
 
 def test_a_file_that_may_be_cut_and_cannot_be_removed_is_never_published(tmp_path: Path) -> None:
@@ -532,7 +534,7 @@ def test_there_must_be_room_before_the_first_byte(root: Path) -> None:
 # -- what somebody planted
 
 
-@pytest.mark.parametrize("where", ["c", "c/builds", "c/quarantine", "c/.writer.lock", "c/builds/{id}"])
+@pytest.mark.parametrize("where", ["c", "c/builds", "c/.lock", "c/.switch", "c/builds/{id}"])
 def test_a_link_in_a_place_of_the_store_is_refused_and_not_followed(root: Path, where: str) -> None:
     first = offer(root)
     place = root / where.replace("{id}", first.build_id)
@@ -548,15 +550,19 @@ def test_a_link_in_a_place_of_the_store_is_refused_and_not_followed(root: Path, 
     assert {path: path.read_bytes() for path in [bait, *bait.rglob("*")] if path.is_file()} == before
 
 
-@pytest.mark.parametrize("name", ["pin", "manifest.json"])
-def test_a_link_inside_a_build_is_not_followed(root: Path, tmp_path: Path, name: str) -> None:
-    place = offer(root).path / ".cachewatch" / name
-    bait = tmp_path / "bait"
+@pytest.mark.parametrize("ending", [".json", ".bad", ".begun"])
+def test_a_link_in_the_place_of_a_record_is_not_followed(root: Path, tmp_path: Path, ending: str) -> None:
+    store, first = CacheStore(root), offer(root)
+    place, bait = beside(first.path, ending), tmp_path / "bait"
     bait.write_text("bait")
-    place.unlink()
+    place.unlink(missing_ok=True)
     place.symlink_to(bait)
-    with pytest.raises(StoreError):
-        CacheStore(root).open_current(NAME)
+    if ending == ".json":
+        with pytest.raises(StoreError):
+            store.open_current(NAME)
+    else:
+        offer(root)
+        store.gc(NAME, keep=1, grace_s=0)
     assert bait.read_text() == "bait"
 
 
@@ -587,7 +593,7 @@ def test_directories_of_others_among_the_builds_stay_and_harm_nothing(root: Path
         (builds / os.fsdecode(name) / "theirs").write_text("theirs")
     os.mkfifo(builds / "20260101T000000000Z-00000000")
     (builds / "loop").symlink_to("loop")
-    (root / NAME / "quarantine/kept-by-hand").mkdir()
+    (root / NAME / "quarantine/kept-by-hand").mkdir(parents=True)
     for words in (["list"], ["gc", "--grace", "0s", "--keep-quarantined", "0"], ["gc", "--json"], ["verify"]):
         ran = place.run("store", words[0], root, NAME, *words[1:])
         assert ran.status == 0, ran.stderr

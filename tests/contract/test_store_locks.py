@@ -94,8 +94,10 @@ def test_of_many_that_wait_for_a_dead_writer_one_takes_over_at_a_time(root: Path
 
 def test_a_lock_file_that_a_dead_holder_left_is_no_lock(root: Path) -> None:
     offer(root)
-    for name in (".writer.lock", ".switch.lock"):
-        (root / NAME / name).write_text('{"pid": 1, "host": "elsewhere", "what": "publish"}')
+    for name in (".lock", ".switch"):
+        (root / NAME / name).write_text(
+            '{"pid": 1, "host": "elsewhere", "purpose": "publish", "since": "then", "boot": "another", "key": "k"}'
+        )
     assert offer(root).build_id == active(root)
     assert CacheStore(root).rollback(NAME).previous == max(states(root))
 

@@ -83,9 +83,9 @@ def test_a_file_that_a_killed_run_has_cut_is_written_again_whatever_its_date(
 MOUNT = """
 import os, subprocess, sys
 from pathlib import Path
-from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.publish.store import CacheStore
-from prefect_cachewatch.publish.target import BuildRecipe
+from prefect_cachewatch.store.policy import PublishPolicy
+from prefect_cachewatch.store.store import CacheStore
+from prefect_cachewatch.store.staged import BuildRecipe
 root, where = sys.argv[1:]
 store, policy = CacheStore(root), PublishPolicy(store=root)
 def publish():
@@ -100,7 +100,7 @@ if where == "a refused build":
     with store.begin("c", BuildRecipe.of(["other"], policy)) as build:
         Path(build.path, "d").mkdir()
         Path(build.path, "x.tmp").write_text("half")
-        place = Path(build.quarantine(build.check(policy), "refused"), "d")
+        place = Path(build.refuse(build.check(policy), "refused"), "d")
 else:
     publish()
     place = Path(old.path, "d") if where == "a build" else Path(old.path)
@@ -130,9 +130,9 @@ def test_clean_up_never_reaches_into_a_mount(tmp_path: Path, where: str) -> None
 LAYERS = """
 import os, subprocess, sys
 from pathlib import Path
-from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.publish.store import CacheStore
-from prefect_cachewatch.publish.target import BuildRecipe
+from prefect_cachewatch.store.policy import PublishPolicy
+from prefect_cachewatch.store.store import CacheStore
+from prefect_cachewatch.store.staged import BuildRecipe
 above = Path(sys.argv[1])
 lower, upper, merged = (above / name for name in ("lower", "upper", "merged"))
 def publish(root):

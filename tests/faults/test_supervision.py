@@ -181,7 +181,7 @@ def test_the_janitor_and_a_new_run_pass_by_a_process_that_cannot_be_read(
 HOLDS = """
     import fcntl, os, subprocess, sys, time
     from prefect_cachewatch.common.aside import Aside
-    from prefect_cachewatch.publish.locks import hold_exclusive
+    from prefect_cachewatch.store.locks import hold_exclusive
     from prefect_cachewatch.watching.site import CacheDirectories
     from prefect_cachewatch.supervise import client
     from prefect_cachewatch.supervise.supervisor import Launch

@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import State
 
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.flows.generation import generate_cache
-from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.store.policy import PublishPolicy
 
 pytestmark = pytest.mark.usefixtures("prefect_harness")
 WRITES = """

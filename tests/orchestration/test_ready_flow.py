@@ -17,7 +17,7 @@ from tests.support import assert_none_left, tagged
 
 from prefect_cachewatch.config import RetryPolicy
 from prefect_cachewatch.flows.generation import GenerationSummary
-from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.store.policy import PublishPolicy
 
 pytestmark = pytest.mark.usefixtures("prefect_harness")
 

@@ -23,9 +23,9 @@ from prefect.events.worker import EventsWorker
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.flows.deployment import deploy_cache
 from prefect_cachewatch.flows.generation import GenerationSummary, generate_cache
-from prefect_cachewatch.publish.health import HealthCheck
-from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.publish.store import CacheStore
+from prefect_cachewatch.run.health import HealthCheck
+from prefect_cachewatch.store.policy import PublishPolicy
+from prefect_cachewatch.store.store import CacheStore
 
 pytestmark = pytest.mark.usefixtures("prefect_harness")
 
@@ -102,13 +102,13 @@ def test_generate_verify_publish_and_activate_in_one_go(store: CacheStore, tmp_p
     current = Path(store.current_path("llama"))
     assert current.resolve() == Path(done.path)
     assert (current / "layer3.bin").read_bytes() == b"\3" * 50_000
-    manifest = json.loads((current / ".cachewatch/manifest.json").read_text())
+    manifest = json.loads(Path(f"{done.path}.json").read_text())
     assert manifest["cache_key"] == {"dtype": "bf16"}
     assert manifest["growth"]["bytes_written"] == 200_000
     assert manifest["argv"][-1] == "{cache_dir}"
     written = json.loads(report.read_text())
     assert written["outcome"] == "completed"
-    assert written["publication"]["manifest"] == f"{done.path}/.cachewatch/manifest.json"
+    assert written["publication"]["manifest"] == f"{done.path}.json"
     assert named(events, "cachewatch.cache") == ["cachewatch.cache.published", "cachewatch.cache.activated"]
     published = next(event for event in events if event["event"] == "cachewatch.cache.published")
     assert published["resource"]["prefect.resource.id"] == "cachewatch.cache.llama"
@@ -136,7 +136,7 @@ def test_a_whole_cache_of_the_same_key_is_not_generated_again(store: CacheStore,
     store.verify("llama")
 
 
-def test_what_the_checks_refuse_lies_in_quarantine_and_the_old_cache_stays(
+def test_what_the_checks_refuse_is_kept_aside_and_the_old_cache_stays(
     store: CacheStore, tmp_path: Path, events: list[Any]
 ) -> None:
     first = run(job(), policy(store)).result().publication

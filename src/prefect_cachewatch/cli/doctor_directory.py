@@ -23,6 +23,7 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.measure.space import look_at_storage
+from prefect_cachewatch.store.files import find_lacking
 from prefect_cachewatch.watching.refusal import find_refusal
 from prefect_cachewatch.watching.site import CacheDirectories
 
@@ -129,7 +130,8 @@ def _try_file(path: str) -> dict[str, Any]:
             os.unlink(name)
     # A file's date is that of the last tick, so up to 10 ms old.
     late_s, early_s = first.st_ctime - after_s, first.st_ctime - before_s + 0.02
-    return {"clock_ahead_s": round(max(0.0, late_s) + min(0.0, early_s), 3)}
+    lacking = {"store": said} if (said := find_lacking(path)) is not None else {}
+    return lacking | {"clock_ahead_s": round(max(0.0, late_s) + min(0.0, early_s), 3)}
 
 
 def judge(path: str, facts: Mapping[str, Any]) -> list[Check]:
@@ -171,4 +173,6 @@ def _behaviour(facts: Mapping[str, Any]) -> list[Check]:
         found.append(
             Check("clock", "warning", said, "dates and ages of files are off by that", "run NTP on both machines")
         )
+    if lacking := facts.get("store"):
+        found.append(Check("store", "warning", lacking, "--store there", "take another directory for --store"))
     return found

@@ -17,11 +17,10 @@ from prefect_cachewatch.cli.store_caches import show_caches
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import BuildDamaged
-from prefect_cachewatch.publish.activation import Activation
-from prefect_cachewatch.publish.builds import BuildInfo
-from prefect_cachewatch.publish.formats import Finding
-from prefect_cachewatch.publish.store import CacheStore
-from prefect_cachewatch.publish.verification import Problem
+from prefect_cachewatch.store.builds import BuildInfo
+from prefect_cachewatch.store.formats import Finding
+from prefect_cachewatch.store.store import Activation, CacheStore
+from prefect_cachewatch.store.verification import Problem
 from prefect_cachewatch.watching.outcomes import describe_growth
 
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -11,7 +11,7 @@ from prefect_cachewatch.cli.tables import aligned
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, short_moment
 from prefect_cachewatch.errors import StoreError
-from prefect_cachewatch.publish.store import CacheStore
+from prefect_cachewatch.store.store import CacheStore
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Standard library only, since it runs in the scan process too. It identifies a file (`look`), walks below an open
 directory (`walk`), and removes one entry, a whole tree of ours, or what a judge selects. Which process made a file is
-decided elsewhere: see `measure.creation` and `publish.begun`.
+decided elsewhere: see `measure.creation` and `store.records`.
 
 Between the last look at an entry and its removal, another process may put a different file in its place under the same
 name: the kernel has no call that removes a file by descriptor. That gap is a few microseconds, and a cache does not

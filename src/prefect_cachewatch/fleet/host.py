@@ -23,11 +23,11 @@ from prefect_cachewatch.config.container import VOLUME_PREFIX
 from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.fleet.jobs import FleetJob
 from prefect_cachewatch.measure.scan_process import measure
-from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.run.delivery import PublishSession
 from prefect_cachewatch.run.history import last_run
 from prefect_cachewatch.run.placement import find_image
+from prefect_cachewatch.store.policy import PublishPolicy
+from prefect_cachewatch.store.store import CacheStore
 from prefect_cachewatch.watching.sections import Publication
 from prefect_cachewatch.watching.site import check_command
 

@@ -22,7 +22,7 @@ from prefect_cachewatch.config import (
 )
 from prefect_cachewatch.config.quantities import Duration
 from prefect_cachewatch.metrics.settings import Metrics
-from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.store.policy import PublishPolicy
 
 #: Parameters of `generate_cache` that a fleet's job passes on unchanged.
 MODELS = ("stall", "stop", "retry", "publish", "outputs", "storage", "metrics")

@@ -1,6 +1,6 @@
 """Records when a run's files last grew, beside the files and on the clock of their own file system.
 
-After a kill it tells which of the files may be cut. The scan process writes it while it measures, and `publish.target`
+After a kill it tells which of the files may be cut. The scan process writes it while it measures, and `store.records`
 reads it. Standard library only. It makes no decision.
 """
 

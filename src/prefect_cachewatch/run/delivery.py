@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from logging import Logger, LoggerAdapter, getLogger
@@ -21,24 +23,27 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.config.container import VOLUME_PREFIX
-from prefect_cachewatch.errors import CachewatchError, CommandError, GuardError, InputError, ScanError, StoreError
-from prefect_cachewatch.publish.checks import Finding, list_paths, refusals, summarize_findings
-from prefect_cachewatch.publish.contents import find_broken
-from prefect_cachewatch.publish.key import read_files, read_variables
-from prefect_cachewatch.publish.manifest import Manifest
-from prefect_cachewatch.publish.names import META_DIRECTORY, PLACEHOLDER, check_cache_name, expand_placeholder
-from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.publish.store import CacheStore
-from prefect_cachewatch.publish.target import BuildRecipe, StagedBuild
+from prefect_cachewatch.errors import CachewatchError, CommandError, GuardError, InputError, StoreBusy, StoreError
+from prefect_cachewatch.measure.scan_process import measure
+from prefect_cachewatch.store.checks import Finding, list_paths, refusals, summarize_findings
+from prefect_cachewatch.store.contents import find_broken
+from prefect_cachewatch.store.key import read_files, read_variables
+from prefect_cachewatch.store.manifest import Manifest
+from prefect_cachewatch.store.names import PLACEHOLDER, check_cache_name, expand_placeholder
+from prefect_cachewatch.store.policy import PublishPolicy
+from prefect_cachewatch.store.records import BEAT_S, MANIFEST, note_reported
+from prefect_cachewatch.store.staged import BuildRecipe, StagedBuild
+from prefect_cachewatch.store.store import CacheStore
 from prefect_cachewatch.supervise.guarded import run_guarded
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import describe_growth
 from prefect_cachewatch.watching.sections import Publication
-from prefect_cachewatch.watching.site import CacheDirectories
 
 _CONTENT_S = 60.0
 _CHECK_S = 3600.0
 _NOTE_S = 5.0
+# A wait for another writer is told of this often, and looked after that often.
+_TELL_S, _POLL_S, _MEASURE_S = 60.0, 1.0, 10.0
 
 
 class PublishSession(Closing):
@@ -81,7 +86,7 @@ class PublishSession(Closing):
         self.cut_files: set[str] = set()
         """Files that the last attempt may have cut, as its watch saw them: absolute paths."""
         self._target: StagedBuild | None = None
-        self._resources = contextlib.ExitStack()
+        self._writing, self._ended = contextlib.ExitStack(), threading.Event()
 
     def know_image(self, image_id: str) -> None:
         """Put the identifier of the container's image into the key: under one name it may be another image, and another cache.
@@ -112,10 +117,11 @@ class PublishSession(Closing):
         return max(builds, key=lambda build: build.finished_at or "").total_bytes if builds else None
 
     def require_space(self) -> None:
-        """Refuse a generation if there is no room for it.
+        """Refuse a generation if there is no room for it, or no store can be there.
 
         Raises:
             NotEnoughSpace: the store has less than 1.1 times the expected size, or the size of the last build.
+            StoreError: its file system lacks what a store needs.
         """
         self.store.require_space(self.name, expected_bytes=self._source.expected_bytes)
 
@@ -134,14 +140,63 @@ class PublishSession(Closing):
         done = self._describe("cached", found[1], found[0].path)
         return replace(done, current=self.current) if found[0].state == "active" else done
 
-    def begin(self, *, clean: bool) -> tuple[CacheJob, dict[str, str]]:
-        """Choose the directory to write to, and take the writer's lock.
+    def find_or_begin(self, *, clean: bool, limit_s: float | None = None) -> Publication | None:
+        """Find the cache whole, or become its writer; wait for a writer of the same key, and take over if it dies.
 
         Args:
             clean: whether the build of a killed run is discarded rather than resumed.
+            limit_s: the longest wait.
 
         Returns:
-            The job with its directory, and the variables to add to its environment.
+            As `find_cached`; None if this run is the writer now: `target` is its build.
+
+        Raises:
+            StoreBusy: a writer of another key is at work, or the wait was too long.
+            NotEnoughSpace: it has to be generated, and there is no room.
+            StoreError: the store cannot be used.
+        """
+        began_s = told_s = time.monotonic()
+        while True:
+            self._require_answer()
+            if (found := self.find_cached()) is not None:
+                return found
+            self.require_space()
+            try:
+                self.begin(clean=clean)
+            except StoreBusy as busy:
+                waited_s = time.monotonic() - began_s
+                if self.policy.force or busy.data.get("key", "") not in (None, self.recipe.key):
+                    raise
+                if limit_s is not None and waited_s > limit_s:
+                    raise StoreBusy(
+                        f"{busy.message}; this run waited {format_duration(round(waited_s))} for it, as long as an attempt may last"
+                    ) from None
+                if told_s == began_s or time.monotonic() - told_s >= _TELL_S:
+                    told_s = time.monotonic()
+                    self._logger.info("%s", self._describe_wait(busy, waited_s))
+                time.sleep(_POLL_S)
+                continue
+            # Its last writer may have published between our look and the lock.
+            if (found := self.find_cached()) is None:
+                return None
+            if not self.target.adopted:
+                self.target.discard()
+            self._end_writing()
+            return found
+
+    def _describe_wait(self, busy: StoreBusy, waited_s: float) -> str:
+        path, there = f"{self.store.root}/{self.name}/builds/{busy.data.get('build')}", ""
+        with contextlib.suppress(OSError, CachewatchError):
+            seen = self._files.run(measure, [path], self._source.ignore, timeout_s=_MEASURE_S)
+            there = f", {describe_growth(seen['bytes'], seen['files'])} so far"
+        holder = busy.data.get("holder", "another process")
+        return f"the cache is being generated by {holder}{there}: waiting for it, {format_duration(round(waited_s))} until now"
+
+    def begin(self, *, clean: bool) -> None:
+        """Take the writer's lock, and choose the directory to write to.
+
+        Args:
+            clean: whether the build of a killed run is discarded rather than resumed.
 
         Raises:
             StoreBusy: another publisher holds the lock.
@@ -149,15 +204,27 @@ class PublishSession(Closing):
         """
         self._require_answer()
         adopt = not clean and not self.policy.force
-        self._target = self.store.begin(self.name, self.recipe, adopt=adopt)
-        self._resources.enter_context(self._target)
+        self._target = self._writing.enter_context(self.store.begin(self.name, self.recipe, adopt=adopt))
+        beating = threading.Thread(target=self._beat, args=(self._target.record,), name="store beat", daemon=True)
+        self._ended.clear()
+        beating.start()
+        self._writing.callback(beating.join, _NOTE_S)
+        self._writing.callback(self._ended.set)
         if not self._target.adopted:
             self._target.note_growth()
         self._log_notes()
+
+    def _beat(self, record: str) -> None:
+        """Show writers on other hosts that this one lives, by the date of the build's record."""
+        while not self._ended.wait(BEAT_S / 3):
+            with contextlib.suppress(OSError):  # a storage that hangs or refuses is told elsewhere
+                self._files.run(os.utime, record, timeout_s=BEAT_S)
+
+    def told(self) -> tuple[CacheJob, dict[str, str]]:
+        """Return the job with the directory that it writes to, and the variables to add to its environment."""
         self._logger.info("generating build %s at %s", self.target.build_id, self.target.path)
         # A Secret block's value takes precedence over the same variable in env.
-        told = {name: value for name, value in self.env.items() if name not in self._source.env_secrets}
-        return self.job, told
+        return self.job, {name: value for name, value in self.env.items() if name not in self._source.env_secrets}
 
     def resume(self, *, clean: bool, window_s: float) -> str:
         """Clean up after a killed run in the directory; no process may be writing there any more.
@@ -194,7 +261,6 @@ class PublishSession(Closing):
                 "command": expand_placeholder(source.command, path),
                 "cache_dirs": list(dict.fromkeys([Path(path), *named])),
                 "env": self.env,
-                "ignore": [*source.ignore, f"/{META_DIRECTORY}/*"],
             }
         )
 
@@ -214,9 +280,7 @@ class PublishSession(Closing):
             StoreError: what may be cut cannot be removed, or the file system does not answer.
         """
         self._require_answer()
-        prefix = self.target.path + "/"
-        below = {path.removeprefix(prefix) for path in self.cut_files if path.startswith(prefix)}
-        self._remove_suspects(window_s, below)
+        self._remove_suspects(window_s, self._cut_below())
         self._log_notes()
 
     @property
@@ -227,15 +291,14 @@ class PublishSession(Closing):
             return ""
         return f"The clean-up before this attempt removed what may have been cut: {list_paths(removed)}."
 
-    def leave(self, site: CacheDirectories) -> None:
-        """Note, for a run that resumes the build, the files that the last attempt may have cut, by its watch.
+    def leave(self) -> None:
+        """Note, for a run that resumes the build, the files that the last attempt may have cut, by its watch."""
+        with contextlib.suppress(OSError, ValueError):  # less is known then: only the change times remain
+            self._files.run(note_reported, self.target.record, sorted(self._cut_below()), timeout_s=_NOTE_S)
 
-        Args:
-            site: its scan process writes the note, since the storage may hang.
-        """
-        text = self.target.reported_json(self.cut_files)
-        with contextlib.suppress(ScanError):  # less is known then: only the change times remain
-            site.scanner.request("mark", _NOTE_S, path=self.target.reported_record, text=text)
+    def _cut_below(self) -> set[str]:
+        prefix = self.target.path + "/"
+        return {path.removeprefix(prefix) for path in self.cut_files if path.startswith(prefix)}
 
     def verify(self, env: Mapping[str, str], secrets: Sequence[str] = ()) -> list[Finding]:
         """Check the build; run the user's command last, and only if no other check refuses the build.
@@ -265,7 +328,7 @@ class PublishSession(Closing):
         return [replace(doubt, severity=self.policy.on_failed_writes) for doubt in self.doubts]
 
     def refuse(self, message: str) -> Publication:
-        """Put the build into quarantine.
+        """Note that the build is refused.
 
         Args:
             message: the reason, in one sentence.
@@ -273,7 +336,7 @@ class PublishSession(Closing):
         Returns:
             The publication with the place of the build.
         """
-        where = self.target.quarantine(self.findings, message)
+        where = self.target.refuse(self.findings, message)
         self._prune_quarantine()
         return self._describe("verification_failed", None, self.target.path, quarantine=where)
 
@@ -308,7 +371,11 @@ class PublishSession(Closing):
 
     def close(self) -> None:
         """Release the writer's lock."""
-        self._resources.close()
+        self._end_writing()
+
+    def _end_writing(self) -> None:
+        self._writing.close()
+        self._target = None
 
     def _require_answer(self) -> None:
         """Stop here if the file system hangs: a read or write in this process could not be interrupted."""
@@ -376,7 +443,6 @@ class PublishSession(Closing):
     def _describe(
         self, status: str, manifest: Manifest | None, path: str, *, quarantine: str | None = None
     ) -> Publication:
-        where = f"{quarantine or path}/{META_DIRECTORY}/manifest.json"
         tree = self._target.checked if self._target else None
         total_bytes = manifest.total_bytes if manifest else tree.total_bytes if tree else 0
         total_files = manifest.total_files if manifest else len(tree.files) if tree else 0
@@ -385,7 +451,7 @@ class PublishSession(Closing):
             key=self.recipe.key,
             build_id=manifest.build_id if manifest else self.target.build_id,
             path=path,
-            manifest=where if manifest else None,
+            manifest=path + MANIFEST if manifest else None,
             quarantine=quarantine,
             total_bytes=total_bytes,
             total_files=total_files,

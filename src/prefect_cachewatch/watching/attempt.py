@@ -23,7 +23,7 @@ from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import WORKING_DIRECTORY_GONE, InputError, ScanError
 from prefect_cachewatch.evidence.causes import Cause
 from prefect_cachewatch.measure.growth import Growth
-from prefect_cachewatch.publish.checks import Finding
+from prefect_cachewatch.store.checks import Finding
 from prefect_cachewatch.supervise.client import GuardClient
 from prefect_cachewatch.supervise.janitor import clear_leftovers, describe_leftovers
 from prefect_cachewatch.supervise.output import OutputPump

@@ -42,7 +42,7 @@ class Ending:
 ENDINGS = (
     Ending("refused", "Refused"),
     Ending("verification_failed", "VerificationFailed", _NOT_WHOLE,
-           "Look at the build in quarantine: cachewatch store list says where it lies."),
+           "Look at the refused build: cachewatch store list says where it lies."),
     Ending("nothing_written", "NothingWritten", _NOT_WHOLE,
            "Name the directory that the command writes to (--cache-dir, cache_dirs). Where an empty cache is right, allow "
            "it with --allow-empty (allow_empty)."),

@@ -141,7 +141,7 @@ class Publication:
     #: The digest of everything that the cache depends on.
     key: str
     build_id: str
-    #: The build's directory; for a build in quarantine, where it was written.
+    #: The build's directory.
     path: str
     #: Its manifest; null where none was written.
     manifest: str | None = None

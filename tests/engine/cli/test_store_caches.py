@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from prefect_cachewatch.cli.main import main
-from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.publish.store import CacheStore
-from prefect_cachewatch.publish.target import BuildRecipe
+from prefect_cachewatch.store.policy import PublishPolicy
+from prefect_cachewatch.store.staged import BuildRecipe
+from prefect_cachewatch.store.store import CacheStore
 
 
 def listed(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
@@ -49,13 +49,14 @@ def test_each_cache_is_one_line_with_its_current_build(tmp_path, capsys):
 
 def test_a_damaged_current_build_and_a_cache_that_cannot_be_read_are_told(tmp_path, capsys):
     current = publish(tmp_path, "llama", 5)
-    (tmp_path / "llama/builds" / current / ".cachewatch/manifest.json").write_text("{")
+    (tmp_path / "llama/builds" / f"{current}.json").write_text("{")
     publish(tmp_path, "qwen", 5)
-    (tmp_path / "qwen/.status.json").write_text("[")
+    (tmp_path / "qwen/builds").rename(tmp_path / "aside")
+    (tmp_path / "qwen/builds").symlink_to(tmp_path / "aside")
     status, out, _ = listed(capsys, tmp_path)
     lines = out.splitlines()
     assert status == 0 and len(lines) == 5 and current in lines[1]
-    assert "manifest" in lines[2] and ".status.json" in lines[4]
+    assert "manifest" in lines[2] and "is a symbolic link" in lines[4]
 
 
 def test_a_long_or_hostile_name_breaks_no_line(tmp_path, capsys):

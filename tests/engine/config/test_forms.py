@@ -13,7 +13,7 @@ from prefect_cachewatch import deploy_cache, generate_cache
 from prefect_cachewatch.config import CacheJob, ContainerSpec, InputModel, Outputs, RetryPolicy, StallPolicy, Storage
 from prefect_cachewatch.config.container import ContainerMount, DeviceMapping
 from prefect_cachewatch.metrics.settings import Metrics
-from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.store.policy import PublishPolicy
 
 SCHEMA = parameter_schema(generate_cache.fn).model_dump()
 MODELS = [

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 import prefect_cachewatch.capacity.probe.measure
 import prefect_cachewatch.config.profiles
 import prefect_cachewatch.fleet.jobs
-import prefect_cachewatch.publish.health  # noqa: F401 - for the models that it has
+import prefect_cachewatch.run.health  # noqa: F401 - for the models that it has
 from prefect_cachewatch.config import CacheJob, ContainerSpec, InputModel, RetryPolicy, StallPolicy
 from prefect_cachewatch.config.quantities import Duration, Size, quantity_of
 

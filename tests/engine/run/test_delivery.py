@@ -12,9 +12,9 @@ import pytest
 from prefect_cachewatch.common.aside import InPlace
 from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.errors import StoreError
-from prefect_cachewatch.publish.contents import find_broken
-from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.run.delivery import PublishSession
+from prefect_cachewatch.store.contents import find_broken
+from prefect_cachewatch.store.policy import PublishPolicy
 
 SAYS = "cannot be used: its file system does not answer within 10 s; check the mount"
 

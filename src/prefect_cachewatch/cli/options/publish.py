@@ -8,7 +8,7 @@ from typing import Any
 from prefect_cachewatch.cli.options.fields import Fields, build_model, split_command
 from prefect_cachewatch.cli.options.sections import Section
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.store.policy import PublishPolicy
 
 _FIELDS = Fields(
     PublishPolicy,

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from prefect_cachewatch.config import CacheJob, ReadyOnHttp, ReadyOnTcp, StallPolicy
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.publish.health import HealthCheck, check_health
+from prefect_cachewatch.run.health import HealthCheck, check_health
 from prefect_cachewatch.watching.matcher import PatternMatcher
 from prefect_cachewatch.watching.servers.checks import (
     FileCheck,
