@@ -171,7 +171,7 @@ class Server:
     def prefect(self, *words: str, cwd: Path) -> None:
         """Run a command of Prefect's that must succeed."""
         argv = [BIN / "prefect", *words]
-        done = subprocess.run(argv, env=self.env, cwd=cwd, capture_output=True, text=True, timeout=150)
+        done = subprocess.run(argv, env=self.env, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stdout + done.stderr
 
     @contextmanager
