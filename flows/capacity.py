@@ -135,7 +135,7 @@ def _inputs(plan_file: Path | None, given: PlanInput | None) -> PlanInput:
 def _limit(n: int, measured: bool, feasible: bool) -> int | str:
     """The limit to set, or why none is."""
     if not feasible:
-        return "not even one job keeps the rules: relax them"
+        return "not even one job is within what was measured: measure more streams"
     return n if measured else "its figures were not measured: run cachewatch probe"
 
 

@@ -111,11 +111,11 @@ def test_figures_that_were_not_measured_are_planned_with_but_not_applied():
     assert limit_of("ceiling") is None
 
 
-def test_a_storage_too_slow_for_even_one_job_is_never_set_to_zero():
-    given = measured("slow", rate=2e6)
+def test_a_storage_where_even_one_job_is_beyond_what_was_measured_is_never_set_to_zero():
+    given = measured("slow", CACHES, LOADS | {"name": "always", "jobs": None, "think_s": 0, "running": 12})
     state = plan_capacity(given=given, apply=True, return_state=True)
     assert state.name == "Refused"
-    assert "not even one job keeps the rules" in state.message
+    assert "not even one job is within what was measured" in state.message
     assert limit_of("slow") is None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from prefect_cachewatch.capacity.units import (
     BytesPerSecond,
@@ -13,13 +13,21 @@ from prefect_cachewatch.capacity.units import (
     OptionalPerSecond,
 )
 from prefect_cachewatch.config import InputModel
-from prefect_cachewatch.config.quantities import Duration, OptionalDuration, OptionalSize, Shorthand, Size
+from prefect_cachewatch.config.quantities import Duration, OptionalDuration, OptionalSize, Size
 
 _MAX_STREAMS = 4096
 _MAX_BYTES = 10**18
 #: The most jobs at once that a plan looks at.
 MOST_JOBS = 999
-Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
+
+
+def _one_line(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError(f"{name!r} has a control character in it: leave it out")
+    return name
+
+
+Name = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_one_line)]
 
 
 class CurvePoint(InputModel):
@@ -104,7 +112,7 @@ class StorageProfile(InputModel):
     )
 
 
-class LinkProfile(Shorthand):
+class LinkProfile(InputModel):
     """The network between the jobs and the storage; each host has a link of its own, and jobs are spread evenly."""
 
     bytes_per_s: OptionalLineRate = Field(
@@ -112,9 +120,10 @@ class LinkProfile(Shorthand):
     )
     hosts: int = Field(default=1, ge=1, le=999, description="Hosts that the jobs are spread over.")
 
+    @model_validator(mode="before")
     @classmethod
-    def _read(cls, text: str) -> dict[str, Any]:
-        return {"bytes_per_s": text}
+    def _as_rate(cls, given: Any) -> Any:
+        return {"bytes_per_s": given} if isinstance(given, str | float | int) and not isinstance(given, bool) else given
 
 
 class Compression(InputModel):
@@ -181,10 +190,6 @@ class WorkloadClass(InputModel):
 class Policy(InputModel):
     """What counts as too slow, and how careful the answer is."""
 
-    stall_window_s: Duration = Field(
-        default=300.0, gt=0, le=7 * 86400,
-        description="Silence after which the watch stops a generation; 99 of 100 silences stay below it.",
-    )  # fmt: skip
     derate: float = Field(
         default=0.15, ge=0, le=0.95,
         description="Share taken off every rate of storage and link: real ones reach less.",
@@ -199,7 +204,7 @@ class PlanInput(InputModel):
 
     storage: StorageProfile = Field(description="The storage.")
     link: LinkProfile = Field(default_factory=LinkProfile, description="The network between jobs and storage.")
-    workloads: list[WorkloadClass] = Field(min_length=1, max_length=16, description="Classes of jobs.")
+    workloads: list[WorkloadClass] = Field(max_length=16, description="Classes of jobs.")
     policy: Policy = Field(default_factory=Policy, description="What counts as too slow.")
     binary: bool = Field(
         default=False, description="Whether sizes are said in GiB and not in GB; left out: as the bursts are written."
@@ -216,18 +221,23 @@ class PlanInput(InputModel):
 
     @model_validator(mode="after")
     def _can_be_asked(self) -> Self:
-        names = [workload.name for workload in self.workloads]
+        names, asking = [workload.name for workload in self.workloads], self.asking
+        if not names:
+            raise ValueError("workloads is empty: describe one class of jobs at least")
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"has the class {twice!r} twice: give each class a name of its own")
-        asking = self.asking
+            raise ValueError(f"two workloads are named {twice!r}: give each class a name of its own")
         if not asking:
-            raise ValueError("has running in every class, so nothing is left to be planned: leave it out of one")
+            raise ValueError(
+                "every class of workloads has running, so nothing is left to be planned: leave it out of one"
+            )
         if len(asking) > 1 and not self.policy.isolated and any(workload.jobs is None for workload in asking):
-            raise ValueError("has several classes that share one limit: give each its jobs, or running, or isolated")
+            raise ValueError(
+                "several workloads share one limit: give each its jobs, or running, or set policy.isolated"
+            )
         if sum(workload.running or 0 for workload in self.workloads) > MOST_JOBS:
             # A minute and more would go by for an answer.
             raise ValueError(
-                f"has more than {MOST_JOBS} running jobs: plan for a part of them on a part of the storage"
+                f"workloads have more than {MOST_JOBS} running jobs: plan for a part of them on a part of the storage"
             )
         return self
 

@@ -13,11 +13,12 @@ from prefect_cachewatch.common.yamlfile import read_yaml
 from prefect_cachewatch.errors import InputError
 
 
-def read_plan(path: Path) -> PlanInput:
+def read_plan(path: Path, recorded: bool = False) -> PlanInput:
     """Read a PLAN.yaml.
 
     Args:
         path: the file; a storage profile that it names is looked for beside it.
+        recorded: whether a recorded run gives the first class its bursts and pauses, so that the file need not.
 
     Returns:
         Storage, link, workloads and policy; sizes are said in the units that the file has.
@@ -30,6 +31,10 @@ def read_plan(path: Path) -> PlanInput:
     if isinstance(data.get("storage"), str):
         profile = path.parent / os.path.expanduser(data["storage"])
         data["storage"] = read_storage(profile).model_dump(exclude_unset=True)
+    jobs = data.get("workloads")
+    if recorded and isinstance(jobs, list):
+        first = next((job for job in jobs if isinstance(job, dict) and job.get("running") is None), {})
+        first |= {name: first.get(name, value) for name, value in (("burst_bytes", "1MB"), ("think_s", 0))}
     return validate(PlanInput, data, shown, "")
 
 

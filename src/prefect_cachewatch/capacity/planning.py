@@ -1,7 +1,7 @@
 """From the law, the chain and the simulation to the number of jobs to run, the zones around it, and what would change it.
 
 Every row that is looked at is computed once. The number is the smallest that is as good as the best (within 2 %) and
-that the stall window, the free space and the measured streams admit.
+that the measured streams admit. What does not fit into the free space is refused.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from functools import cached_property, lru_cache
 from prefect_cachewatch.capacity.chain import steady
 from prefect_cachewatch.capacity.inputs import MOST_JOBS, PlanInput, WorkloadClass
 from prefect_cachewatch.capacity.law import Side, binding, burst_seconds, curve_of, shared_ceilings, whole_burst_s
-from prefect_cachewatch.capacity.results import Alternative, Answer, ByHand, ClassRow, LimitPlan, Reason, Row
+from prefect_cachewatch.capacity.results import Alternative, Answer, ByHand, ClassRow, LimitPlan, Part, Reason, Row
 from prefect_cachewatch.capacity.simulation import simulate
 from prefect_cachewatch.capacity.units import LINE_RATES, say_bytes, say_number
 from prefect_cachewatch.errors import InputError
 
 AS_GOOD = 1.02
 TICK = 1.1
-_BUSY = 0.8
+#: Less of a change is none.
+SAME = 0.03
+_BUSY = 0.9
+_ROUNDS = 8
 _BURSTS, _FEWER_BURSTS = 5000, 1000
 _ONE_MB = 10**6
 
@@ -109,30 +112,66 @@ class _Search:
         return self._seconds("middle")
 
     def _row(self, n: int) -> Row:
-        done = simulate(self.workloads, self.seconds, n, self.bursts)
-        classes, streams, p99 = done.classes, done.streams, done.streams_p99
-        if len(classes) == 1:  # exact where it can be
-            exact = steady(self.seconds[0], self.main.think_s, n)
-            streams, p99 = exact.streams, exact.streams_p99
-            moved, slowest_s = exact.bursts_per_s * self.main.wire_bytes, max(classes[0].burst_p99_s, exact.burst_s)
-            classes = (replace(classes[0], bytes_per_s=moved, burst_s=exact.burst_s, burst_p99_s=slowest_s),)
-        at, rates = max(1, round(streams)), [mine.bytes_per_s for mine in classes]
-        least = [min(shared_ceilings(self.inputs, workload, at).values()) for workload in self.workloads]
-        seconds = burst_seconds(self.inputs, self.main, at)
+        main, alone = self.main, len(self.workloads) == 1
+        done = simulate(self.workloads, self.seconds, n, self.bursts) if self.jobs or not alone else None
+        if alone:  # the means are exact, and the simulation has the batch
+            exact = steady(self.seconds[0], main.think_s, n)
+            streams, p99, batch_s = exact.streams, exact.streams_p99, done.classes[0].batch_s if done else None
+            moved = exact.bursts_per_s * main.wire_bytes
+            classes = (ClassRow(main.name, moved, exact.burst_s, exact.burst_s, batch_s),)
+        elif done:
+            classes, streams, p99 = done.classes, done.streams, done.streams_p99
+        busy = math.fsum(
+            mine.bytes_per_s / workload.wire_bytes * self.demands[c][1]
+            for c, (workload, mine) in enumerate(zip(self.workloads, classes, strict=True))
+        )
+        seconds = burst_seconds(self.inputs, main, max(1, round(streams)))
         held_by = binding(seconds)
-        busy = sum(rate / most for rate, most in zip(rates, least, strict=True))
-        alone_s = burst_seconds(self.inputs, self.main, 1)["storage"]
-        full = self.main.wire_bytes / self.by_hand.demand_s
-        if busy < _BUSY and self.main.think_s > classes[0].burst_s:
+        if busy >= _BUSY:
+            held_by = self.by_hand.ceiling
+        elif main.think_s > classes[0].burst_s:
             held_by = "computing"
-        elif held_by == "storage" and seconds["storage"] < 1.05 * alone_s and least[0] < 0.95 * full:
+        elif held_by == "storage" and seconds["storage"] < 1.05 * burst_seconds(self.inputs, main, 1)["storage"]:
             held_by = "one stream"
         batch_s = max((mine.batch_s for mine in classes if mine.batch_s is not None), default=None)
-        return Row(n, sum(rates), streams, p99, batch_s, held_by, classes)
+        rate = math.fsum(mine.bytes_per_s for mine in classes)
+        return Row(n, rate, streams, p99, batch_s, held_by, busy >= _BUSY, classes)
+
+    def _told(self, n: int) -> Row:
+        """The row with what 1 in 100 bursts of the first class exceeds.
+
+        A batch has joined bursts, so there a run without an end of jobs tells it, its classes as they share the limit.
+        """
+        row, left, lasting = self.row(n), n, list[tuple[WorkloadClass, list[float]]]()
+        works_s = [
+            (w.jobs or 0) * w.bursts_per_job * (w.think_s + burst_s[0])
+            for w, burst_s in zip(self.workloads, self.seconds, strict=True)
+        ]
+        for c in range(len(self.workloads) - 1, -1, -1):  # the first class has the slots that are left
+            running = self.workloads[c].running
+            if running is None:
+                running = int(n * works_s[c] / sum(works_s)) if c else left
+                left -= running
+            if running:
+                lasting.insert(
+                    0, (self.workloads[c].model_copy(update={"jobs": None, "running": running}), self.seconds[c])
+                )
+        slowest_s = simulate(*zip(*lasting, strict=True), n, self.bursts).classes[0].burst_p99_s
+        first = row.classes[0]
+        return replace(row, classes=(replace(first, burst_p99_s=max(slowest_s, first.burst_s)), *row.classes[1:]))
 
     def score(self, n: int) -> float:
         """How good a number is; less is better. What always runs is no part of it."""
         return _score(self.row(n) if self.jobs else self.row(n).classes[0])
+
+    def _grid(self, most: int) -> list[int]:
+        """Numbers of jobs to look at: each to 6, then a quarter more each time, even rounds of the batch, and the last."""
+        found, n = {most}, 1
+        while n < most:
+            found.add(n)
+            n = max(n + 1, round(n * 1.25))
+        rounds = (math.ceil(self.jobs / times) for times in range(1, _ROUNDS + 1))
+        return sorted(found | {n for n in rounds if 1 <= n <= most})
 
     @cached_property
     def best_n(self) -> int:
@@ -141,7 +180,7 @@ class _Search:
         best, since = float("inf"), 0
         # Below a third of what fills the storage, jobs move less than two thirds of what it can.
         few = min(self.by_hand.filling_n, self.most) / 3
-        for n in (n for n in _grid(self.most) if n >= few):
+        for n in (n for n in self._grid(self.most) if n >= few):
             tried.append(n)
             since = 0 if self.score(n) < best * 0.995 else since + 1
             best = min(best, self.score(n))
@@ -155,23 +194,32 @@ class _Search:
         gap = range(tried[at - 1] + 1 if at else tried[at], tried[at] + 1)
         return gap[bisect_left(gap, True, key=lambda n: self.score(n) <= AS_GOOD * best)]
 
-    def ceilings(self, workload: WorkloadClass) -> dict[str, float]:
-        """What all streams may move at most, at the number of streams that moves the most."""
-        most = max(len(self.seconds[0]), self.measured or 1)
-        every = (shared_ceilings(self.inputs, workload, n) for n in range(1, most + 1))
-        return max(every, key=lambda some: min(some.values()))
+    @cached_property
+    def demands(self) -> list[tuple[int, float]]:
+        """For each class the number of streams that move the most, and what a burst takes of their time."""
+        shares = [[burst_s / n for n, burst_s in enumerate(mine, start=1)] for mine in self.seconds]
+        return [(mine.index(min(mine)) + 1, min(mine)) for mine in shares]
 
     @cached_property
     def by_hand(self) -> ByHand:
-        main, ceilings = self.main, self.ceilings(self.main)
-        least = min(ceilings, key=lambda name: ceilings[name])
-        batch = tuple(
-            (w.wire_bytes * w.bursts_per_job * w.jobs, min(self.ceilings(w).values())) for w in self.workloads if w.jobs
+        main, parts = self.main, list[Part]()
+        for c, workload in enumerate(self.workloads):
+            n, whole_s = self.demands[c]
+            files_s = burst_seconds(self.inputs, workload, n)["files"] / n
+            files_s = files_s if files_s > 0.01 * whole_s else 0.0
+            # Without a batch the pencil computes one burst of the first class.
+            bursts = (workload.jobs or 0) * workload.bursts_per_job if self.jobs else int(c == 0)
+            parts += [Part(bursts * workload.wire_bytes, workload.wire_bytes / (whole_s - files_s), "bytes")]
+            if files_s:
+                files = workload.files_per_burst
+                parts += [Part(bursts * files, files / files_s, "files")]
+        n, demand_s = self.demands[0]
+        ceiling, alone_s = binding(burst_seconds(self.inputs, main, n)), self.seconds[0][0]
+        wanted = tuple(part for part in parts if part.amount)
+        filling_n = (main.think_s + alone_s) / demand_s
+        return ByHand(
+            wanted, ceiling, main.think_s, alone_s, demand_s, sum(p.amount / p.rate for p in wanted), filling_n
         )
-        parts = batch or ((main.wire_bytes, ceilings[least]),)
-        alone_s, demand_s = self.seconds[0][0], main.wire_bytes / ceilings[least]
-        bytes_s, filling_n = sum(size / rate for size, rate in parts), (main.think_s + alone_s) / demand_s
-        return ByHand(parts, least, main.think_s, alone_s, demand_s, bytes_s, filling_n)
 
     def burst_s(self, n: int) -> float:
         """The mean burst of the first class; of one class the chain alone has it, which costs less than a row."""
@@ -184,37 +232,29 @@ class _Search:
         found = 1 + bisect_left(range(1, self.most + 1), True, key=lambda n: self.burst_s(n) > TICK * self.burst_s(1))
         return found if found <= self.most else None
 
-    def _broken(self, n: int) -> Reason | None:
-        """The rule that a number breaks; then larger ones break it too."""
-        row = self.row(n)
-        if self.measured is not None and row.streams_p99 > self.measured:
-            return "measured"
-        for workload, mine in zip(self.workloads, row.classes, strict=True):
-            watched = workload.kind == "generation" and workload.running is None
-            if watched and mine.silence_p99_s > self.inputs.policy.stall_window_s:
-                return "stall"
-        return None
+    def admits(self, n: int) -> bool:
+        """Whether so many jobs make no more streams than were measured; then fewer do not either."""
+        return self.measured is None or self.row(n).streams_p99 <= self.measured
 
     def number(self) -> tuple[int, Reason]:
         """The number and what binds it; 0 where the rules do not admit even one job."""
         n = self.best_n
-        if self._broken(n) is None:
-            return n, "jobs" if n == self.jobs else "best"
-        n = bisect_left(range(1, n + 1), True, key=lambda m: self._broken(m) is not None)
-        reason = self._broken(n + 1) or "best"
+        if self.admits(n):
+            return n, "jobs" if n == self.jobs else "most" if n == MOST_JOBS else "best"
+        n = bisect_left(range(1, n + 1), True, key=lambda m: not self.admits(m))
         if n:  # a smaller one may be as good as the largest that is admitted
-            lower = [*_grid(n)]
+            lower = self._grid(n)
             n = self._smallest(lower, min(map(self.score, lower)))
-        return n, reason
+        return n, "measured"
 
     def answer(self) -> Answer:
         found, reason = self.number()
         n, best_n, tick = max(1, found), self.best_n, self.ticks_up_n
         full_n = best_n if best_n < self.most else None
-        shown = {1, n, best_n, tick or 1, max(1, best_n - 1), *(m for m in _grid(self.most) if m <= 2 * best_n)}
-        rows = tuple(map(self.row, sorted(shown)))
+        shown = {1, n, best_n, tick or 1, max(1, best_n - 1), *(m for m in self._grid(self.most) if m <= 2 * best_n)}
         storage, main, alone = self.inputs.storage, self.main, len(self.workloads) == 1
         asking = [workload for workload in self.workloads if workload.running is None]
+        ceilings = shared_ceilings(self.inputs, main, self.demands[0][0])
         measured = [
             (p.n * storage.units, p.bytes_per_s * storage.units, p.spread) for p in curve_of(storage, main).points
         ]
@@ -232,10 +272,10 @@ class _Search:
             batch_range_s=self._range(n),
             by_hand=self.by_hand,
             # In a mix a curve and operations are those of one class, and no ceiling of all.
-            ceilings=tuple((k, rate) for k, rate in self.ceilings(main).items() if alone or k in ("link", "port")),
+            ceilings=tuple((k, rate) for k, rate in ceilings.items() if alone or k in ("link", "port")),
             # While so many streams move, the other jobs think: by Little's law as many as bursts end meanwhile.
             measured=tuple((n + rate / main.wire_bytes * main.think_s, rate, w) for n, rate, w in measured if alone),
-            rows=rows,
+            rows=tuple(map(self._told, sorted(shown))),
             alternatives=(),
         )
 
@@ -249,15 +289,6 @@ class _Search:
             for side in edges
         )
         return (low, high) if high > 1.01 * low else None
-
-
-def _grid(most: int) -> Iterator[int]:
-    """Numbers of jobs to look at: each from 1 to 6, then a quarter more each time, and the last."""
-    n = 1
-    while n < most:
-        yield n
-        n = max(n + 1, round(n * 1.25))
-    yield most
 
 
 def _refuse_what_cannot_be(inputs: PlanInput) -> None:
@@ -276,9 +307,11 @@ def _alternatives(got: Row, here: PlanInput, whole: PlanInput) -> Iterator[Alter
 
     def short(changed: PlanInput) -> Row:
         search = _Search(changed, _FEWER_BURSTS)
-        return search.row(max(1, search.number()[0]))
+        found, n = max(1, search.number()[0]), min(got.n, search.most)
+        stays = search.score(n) * AS_GOOD < search.score(found) and search.admits(n)
+        return search.row(n if stays else found)
 
-    before = short(here)
+    before = _Search(here, _FEWER_BURSTS).row(got.n)
     changes = [(*change, False) for change in _changes(here)]
     # Shared or isolated: what becomes of the first class of this limit, since the other side has other jobs too.
     changes += [(*change, True) for change in _together_or_apart(here.asking[0], whole)]
@@ -286,6 +319,8 @@ def _alternatives(got: Row, here: PlanInput, whole: PlanInput) -> Iterator[Alter
         row = short(changed)
         was, now, shown = (each.classes[0] if first_only else each for each in (before, row, got))
         faster = _score(was) / _score(now)
+        if abs(faster - 1) < SAME:  # as near as a simulation is
+            faster = 1.0
         yield Alternative(change, row.n, shown.batch_s and shown.batch_s / faster, now.bytes_per_s, row.held_by, faster)
 
 
@@ -334,8 +369,20 @@ def _together_or_apart(main: WorkloadClass, whole: PlanInput) -> Iterator[tuple[
 
 
 def _notes(inputs: PlanInput) -> Iterator[str]:
-    storage = inputs.storage
+    storage, policy = inputs.storage, inputs.policy
     if storage.basis != "measured":
         yield f"The figures of {storage.name} were not measured: plan-capacity sets no limit by them. Run cachewatch probe."
-    yield f"{say_number(100 * inputs.policy.derate)} % are taken off every rate (policy.derate)."
+    if policy.isolated:
+        free = (
+            "" if storage.free_bytes is None else f", with {say_bytes(storage.free_bytes, inputs.binary)} free on each"
+        )
+        yield (
+            f"isolated: each class is planned on a whole {storage.name} and links of its own{free}. On one {storage.name} "
+            "leave policy.isolated out."
+        )
+    for workload in inputs.workloads:
+        if storage.ops_per_s is not None and "op_bytes" not in workload.model_fields_set:
+            size = say_bytes(workload.op_bytes, binary=True)
+            yield f"{workload.name}: op_bytes is not given, so each read or write is taken for {size}."
+    yield f"{say_number(100 * policy.derate)} % are taken off every rate (policy.derate)."
     yield from (f"The probe: {note}" for note in storage.notes)

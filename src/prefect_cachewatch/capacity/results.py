@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-#: Why a number is not larger than it is. best: more would not be faster; jobs: the whole batch runs at once.
-Reason = Literal["best", "jobs", "measured", "stall"]
+#: Why a number is not larger than it is. best: more would not be faster; jobs: the whole batch runs at once; measured:
+#: more streams would move than were measured; most: no plan looks at more.
+Reason = Literal["best", "jobs", "measured", "most"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,6 @@ class ClassRow:
     bytes_per_s: float
     burst_s: float  # mean
     burst_p99_s: float  # 1 in 100 takes longer
-    silence_p99_s: float  # from the growth of one file to that of the next
     batch_s: float | None  # None: it has no batch
 
 
@@ -31,21 +31,29 @@ class Row:
     streams_p99: int  # in 99 of 100 moments no more
     batch_s: float | None
     held_by: str  # storage, port, operations, link, files, compression, one stream, computing
+    full: bool  # what holds it is its ceiling, as in `ByHand`
     classes: tuple[ClassRow, ...]  # the class that the zones are about first
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes or files, and the most of them that all streams move in a second."""
+
+    amount: float
+    rate: float
+    unit: Literal["bytes", "files"]
 
 
 @dataclass(frozen=True)
 class ByHand:
     """Figures that a person can compute from the plan file."""
 
-    parts: tuple[
-        tuple[float, float], ...
-    ]  # bytes of each class's batch and the ceiling that moves them, or one burst's
+    parts: tuple[Part, ...]  # of each class's batch, or of one burst
     ceiling: str
     think_s: float  # Z
     burst_s: float  # R, alone
     demand_s: float  # D, of a burst at the ceiling
-    bytes_s: float  # in which the ceilings move the bytes: no batch is faster
+    least_s: float  # in which the ceilings move the parts: no batch is faster
     filling_n: float  # jobs that keep the ceiling busy, (Z + R) / D
 
 
@@ -71,9 +79,9 @@ class Answer:
     burst_bytes: float
     n: int
     reason: Reason
-    feasible: bool  # False: not even one job keeps the rules
+    feasible: bool  # False: not even one job is within what was measured
     ticks_up_n: int | None  # the first number at which a burst takes over 10 % longer than alone
-    full_n: int | None  # the first number beyond which more jobs only wait longer
+    full_n: int | None  # the first number beyond which no batch is faster
     measured_streams: int | None
     batch_range_s: tuple[float, float] | None  # by the edges of what the figures allow
     by_hand: ByHand

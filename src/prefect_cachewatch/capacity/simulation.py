@@ -2,6 +2,10 @@
 
 All streams of a class get the same at each moment, so each class has one clock of work done for each of its streams, and
 a stream is done when the clock has gone its burst further: an event costs the logarithm of the streams, not their number.
+
+What is too much for the budget of events is made coarser, never cut short: bursts that follow each other are moved as one,
+with their pauses before them, and so are jobs that follow each other in a slot. The bytes and the pauses stay the same, so
+no time is scaled.
 """
 
 from __future__ import annotations
@@ -21,8 +25,12 @@ from prefect_cachewatch.capacity.results import ClassRow
 # How far the think times of a job lie around their mean: evenly, up to half of it to either side.
 _THINK_SPREAD = 0.5
 _WARM_UP = 0.1  # of the bursts; before it, the storage fills
-_FEWEST = 8  # bursts of a shortened job: its length then varies as little as that of the whole one
-_FOREVER = -1
+_PARTS = 4  # of a job at least: its bursts and those of others still meet by chance
+_TIMES = 4
+_SEEN = 128  # bursts of another class in a cycle of the slowest
+_FEWEST = 40  # bursts of each class, where there is no end
+_FEW = 4  # bursts in one at most, for its time to say something of one of them
+_ROUNDS = 6  # of jobs in a slot at least: the end of the batch, where slots are empty, stays a small part
 
 
 @dataclass(frozen=True)
@@ -43,10 +51,10 @@ def simulate(
         jobs: the classes; of those without `running`, either all or none have `jobs`.
         one_burst_s: for each class the seconds of its burst while 1, 2, ... streams of any class move theirs.
         limit: jobs at once, those that always run not counted; a job that ends makes room for the next one in turn.
-        bursts: about so many are simulated; of a larger batch every job is shortened, and the time is scaled.
+        bursts: about so many are simulated, shared by the classes; of more, several are moved as one.
 
     Returns:
-        The batch; without one, a stretch of so many bursts.
+        The batch; without one, a stretch in which each class has its share of the bursts.
 
     Example:
         Two jobs of three bursts, one after the other, each burst 2 s after 1 s of thinking: about 18 s.
@@ -56,118 +64,155 @@ def simulate(
         >>> 15 < done.batch_s < 21, done.burst_s
         (True, 2.0)
     """
-    run = _Run(jobs, one_burst_s, limit, bursts)
-    run.go()
-    return run.outcome()
+    return _Run(jobs, one_burst_s, limit, bursts).outcome()
+
+
+class _Class:
+    """A class of jobs while it is simulated."""
+
+    def __init__(self, job: WorkloadClass, one_burst_s: Sequence[float], limit: int) -> None:
+        self.job, self.one_burst_s = job, one_burst_s
+        self.cycle_s = job.think_s + one_burst_s[0]
+        self.lasting = job.running or 0 if job.jobs is not None or job.running is not None else limit
+        self.turns = 0  # slots that its batch takes, one job or several in each
+        self.length, self.parts = 0.0, 0  # bursts of such a turn, and the parts that they are moved in
+        self.size = 1.0  # bursts of one part
+        self.clock, self.ends_s, self.finished = 0.0, 0.0, 0
+        # Of each stream where the clock is at its end, size and begin of the part, pauses that its turn has left.
+        self.active: list[tuple[float, int, float, float, list[float] | None]] = []
+        self.work = [0.0] * len(one_burst_s)  # bursts moved while 1, 2, ... streams were
+        self.bursts_s: list[float] = []  # of each part of few bursts
+
+    def row(self, whole_s: float, times: int) -> ClassRow:
+        """What became of the class."""
+        moved, by_time = math.fsum(self.work), sorted(self.bursts_s[int(len(self.bursts_s) * _WARM_UP) :])
+        pairs = sorted(zip(self.one_burst_s, self.work, strict=True))
+        burst_s = math.fsum(each_s * work for each_s, work in pairs) / moved if moved else self.one_burst_s[0]
+        if self.size <= _FEW and by_time:
+            p99_s = by_time[int(0.99 * (len(by_time) - 1))]
+        else:  # small beside what others do: while one is moved, nothing changes
+            p99_s = pairs[bisect_left(list(accumulate(work for _, work in pairs)), 0.99 * moved)][0]
+        return ClassRow(
+            name=self.job.name,
+            bytes_per_s=moved * self.job.wire_bytes / whole_s,
+            burst_s=burst_s,
+            burst_p99_s=max(p99_s, burst_s),
+            batch_s=None if self.job.jobs is None else self.ends_s / times,
+        )
 
 
 class _Run:
     def __init__(
         self, jobs: Sequence[WorkloadClass], one_burst_s: Sequence[Sequence[float]], limit: int, bursts: int
     ) -> None:
-        self.jobs, self.one_burst_s = jobs, one_burst_s
         self.draw = random.Random(0)  # noqa: S311 - the same answer each time
-        asked = [(job.jobs or 0) * job.bursts_per_job for job in self.jobs]
-        short = min(1.0, bursts / (sum(asked) or bursts))
-        self.length = [max(min(job.bursts_per_job, _FEWEST), round(job.bursts_per_job * short)) for job in self.jobs]
-        shorter = sum((job.jobs or 0) * length for job, length in zip(self.jobs, self.length, strict=True))
-        fewer = min(1.0, bursts / (shorter or bursts))
-        self.wanted = [max(min(n, 4 * limit), round(n * fewer)) for n in (job.jobs or 0 for job in self.jobs)]
-        self.endless = not any(asked)
-        self.most = bursts * (1 if self.endless else 8)  # bursts of what always runs may be many more than the batch's
-        # The jobs that wait, in turn, as they come from several users.
-        turns = sorted(((i + 0.5) / n, c) for c, n in enumerate(self.wanted) for i in range(n))
-        if self.endless:
-            turns = [(0, c) for c, job in enumerate(self.jobs) if job.running is None for _ in range(limit)]
-        self.queue = deque(c for _, c in turns)
-        self.limit, self.left = min(limit, len(turns)), len(turns)
-        self.clock, self.ends_s = [0.0] * len(jobs), [0.0] * len(jobs)
-        self.active: list[list[tuple[float, int, float, float, int]]] = [[] for _ in jobs]
-        self.thinking: list[tuple[float, int, int, float, int]] = []
-        self.done: list[list[tuple[float, float]]] = [[] for _ in jobs]  # time and silence of each burst
+        self.classes = [_Class(job, each_s, limit) for job, each_s in zip(jobs, one_burst_s, strict=True)]
+        self.bursts, self.share = bursts, bursts / len(jobs)
+        self.thinking: list[tuple[float, int, _Class, float, list[float] | None]] = []
         self.number, self.now_s = 0, 0.0
-        self.seen: list[float] = []  # seconds with so many streams
+        self.seen = [0.0] * (len(one_burst_s[0]) + 1)  # seconds with so many streams
+        asked = sum(job.jobs or 0 for job in jobs)
+        self._make_coarser(asked, limit)
+        for each in self.classes:
+            for _ in range(each.lasting):
+                self._think(each, self.draw.random() * each.size * each.job.think_s, None)
+        # The jobs that wait, in turn, as they come from several users.
+        turns = sorted(((i + 0.5) / each.turns, c) for c, each in enumerate(self.classes) for i in range(each.turns))
+        total = sum((job.jobs or 0) * job.bursts_per_job for job in jobs)
+        # A small batch is as long as chance makes its slowest job, so it is run several times.
+        self.times = max(1, min(_TIMES, bursts // total)) if total else 1
+        for _ in range(self.times):
+            self._go(deque(self.classes[c] for _, c in turns), limit)
 
-    def go(self) -> None:
-        for c, job in enumerate(self.jobs):
-            for _ in range(job.running or 0):
-                self._think(c, _FOREVER)
-        for _ in range(self.limit):
-            self._start()
-        finished = 0
-        while finished < self.most and (self.endless or self.left):
+    def _make_coarser(self, asked: int, limit: int) -> None:
+        """Say how many jobs are joined in a turn, and how many bursts in a part."""
+        joined = max(1.0, asked / max(_ROUNDS * limit, self.bursts / _PARTS))
+        work_s, slowest_s = 0.0, max(each.cycle_s for each in self.classes)
+        for each in self.classes:
+            if each.job.jobs:
+                each.turns = math.ceil(each.job.jobs / joined)
+                each.length = each.job.bursts_per_job * each.job.jobs / each.turns
+                each.parts = math.ceil(min(each.length, max(_PARTS, self.share / each.turns)))
+                each.size = each.length / each.parts
+                work_s += each.turns * each.length * each.cycle_s
+        for each in self.classes:
+            if asked and each.lasting:
+                each.size = max(1.0, each.lasting * work_s / limit / each.cycle_s / self.share)
+            elif each.lasting:  # a long burst sees many short ones, as it does where none are joined
+                each.size = max(1.0, min(1.0, each.lasting / _SEEN) * slowest_s / each.cycle_s)
+
+    def _go(self, queue: deque[_Class], limit: int) -> None:
+        began_s, left, wanted = self.now_s, len(queue), 0 if queue else self.bursts
+        ends_s = dict[_Class, float]()
+        for _ in range(min(limit, left)):
+            self._start(queue.popleft())
+        while left or wanted > 0:
             if (ended := self._step()) is None:
                 continue
-            finished += 1
-            c, bursts_left = ended
-            if bursts_left:
-                self._think(c, bursts_left)
-                continue
-            self.left -= 1
-            self.ends_s[c] = self.now_s
-            if self.queue:
-                self._start()
-        if self.left and not self.endless:  # what always runs took all bursts: the batch goes on at the rate so far
-            whole = sum(n * length for n, length in zip(self.wanted, self.length, strict=True))
-            made = sum(len(done) for n, done in zip(self.wanted, self.done, strict=True) if n)
-            self.ends_s = [self.now_s * whole / max(1, made) if n else 0.0 for n in self.wanted]
+            each, pauses_s = ended
+            each.finished += 1
+            if pauses_s is None:
+                wanted -= 1
+                if wanted == 0 and min(each.finished for each in self.classes) < _FEWEST:
+                    wanted = self.bursts // 10
+                if each.finished % (2 * math.ceil(self.share)) == 0:  # more than was thought, since others are slow
+                    each.size *= 2
+                self._think(each, each.size * each.job.think_s * self._spread(), None)
+            elif pauses_s:
+                self._think(each, pauses_s.pop(), pauses_s)
+            else:
+                left -= 1
+                ends_s[each] = self.now_s - began_s
+                if queue:
+                    self._start(queue.popleft())
 
-    def _step(self) -> tuple[int, int] | None:
-        """Go to the next event; return class and bursts left of a job whose burst ended there."""
-        streams = sum(map(len, self.active))
-        at_s, who = (self.thinking[0][0] if self.thinking else math.inf), -1
-        for c, mine in enumerate(self.active):
-            if mine:
-                ends_s = self.now_s + max(0.0, mine[0][0] - self.clock[c]) * self.one_burst_s[c][streams - 1]
-                if ends_s < at_s:
-                    at_s, who = ends_s, c
+        for each, end_s in ends_s.items():
+            each.ends_s += end_s
+
+    def _step(self) -> tuple[_Class, list[float] | None] | None:
+        """Go to the next event; where a part ended there, return its class and the pauses that its turn has left."""
+        moving = [each for each in self.classes if each.active]
+        streams = sum(len(each.active) for each in moving)
+        at_s, who = (self.thinking[0][0] if self.thinking else math.inf), None
+        for each in moving:
+            ends_s = self.now_s + max(0.0, each.active[0][0] - each.clock) * each.one_burst_s[streams - 1]
+            if ends_s < at_s:
+                at_s, who = ends_s, each
         passed_s = at_s - self.now_s
-        while len(self.seen) <= streams:
-            self.seen.append(0.0)
         self.seen[streams] += passed_s
-        for c, mine in enumerate(self.active):
-            if mine:
-                self.clock[c] += passed_s / self.one_burst_s[c][streams - 1]
+        for each in moving:
+            moved = passed_s / each.one_burst_s[streams - 1]
+            each.clock += moved
+            each.work[streams - 1] += len(each.active) * moved
         self.now_s = at_s
-        if who < 0:
-            _, number, c, thought_s, left = heappop(self.thinking)
-            heappush(self.active[c], (self.clock[c] + 1.0, number, at_s, thought_s, left))
+        if who is None:
+            _, number, each, size, pauses_s = heappop(self.thinking)
+            heappush(each.active, (each.clock + size, number, size, at_s, pauses_s))
             return None
-        _, _, began_s, thought_s, left = heappop(self.active[who])
-        burst_s = at_s - began_s
-        self.done[who].append((burst_s, thought_s + burst_s / self.jobs[who].files_per_burst))
-        return who, left - 1
+        _, _, size, began_s, pauses_s = heappop(who.active)
+        if size <= _FEW:
+            who.bursts_s.append((at_s - began_s) / size)
+        return who, pauses_s
 
-    def _start(self) -> None:
-        c = self.queue.popleft()
-        self._think(c, _FOREVER if self.endless else self.length[c])
+    def _spread(self) -> float:
+        return self.draw.uniform(1 - _THINK_SPREAD, 1 + _THINK_SPREAD)
 
-    def _think(self, c: int, left: int) -> None:
-        think_s = self.jobs[c].think_s * self.draw.uniform(1 - _THINK_SPREAD, 1 + _THINK_SPREAD)
+    def _start(self, each: _Class) -> None:
+        pauses = [self._spread() for _ in range(each.parts)]
+        if each.size > 1:
+            # Jobs that begin together drift apart within some bursts, and the whole turn varies less than its parts.
+            pauses[-1] *= 1 - self.draw.random() * (1 - 1 / each.size)
+            varied = self.draw.gauss(1, _THINK_SPREAD / math.sqrt(3 * each.length))
+            pauses = [pause * max(0.0, varied) * each.parts / sum(pauses) for pause in pauses]
+        pauses_s = [pause * each.size * each.job.think_s for pause in pauses]
+        self._think(each, pauses_s.pop(), pauses_s)
+
+    def _think(self, each: _Class, think_s: float, pauses_s: list[float] | None) -> None:
         self.number += 1
-        heappush(self.thinking, (self.now_s + think_s, self.number, c, think_s, left))
+        heappush(self.thinking, (self.now_s + think_s, self.number, each, each.size, pauses_s))
 
     def outcome(self) -> Outcome:
         gone_s = list(accumulate(self.seen))
         streams = math.fsum(n * seconds for n, seconds in enumerate(self.seen)) / gone_s[-1]
-        at = max(0, round(streams) - 1)
-        rows = tuple(self._row(c, self.one_burst_s[c][at]) for c in range(len(self.jobs)))
+        rows = tuple(each.row(self.now_s, self.times) for each in self.classes)
         return Outcome(rows, streams, bisect_left(gone_s, 0.99 * gone_s[-1]))
-
-    def _row(self, c: int, otherwise_s: float) -> ClassRow:
-        """What became of a class; where none of its bursts ended yet, one takes `otherwise_s`."""
-        job, done = self.jobs[c], self.done[c]
-        ended = done[int(len(done) * _WARM_UP) :] or [(otherwise_s, job.think_s + otherwise_s / job.files_per_burst)]
-        bursts, silences = sorted(burst for burst, _ in ended), sorted(silence for _, silence in ended)
-        p99 = min(len(ended) - 1, int(0.99 * len(ended)))
-        batch_s = None
-        if job.jobs is not None:
-            batch_s = self.ends_s[c] * job.bursts_per_job * job.jobs / (self.length[c] * self.wanted[c])
-        return ClassRow(
-            name=job.name,
-            bytes_per_s=max(1, len(done)) * job.wire_bytes / min(self.ends_s[c] or self.now_s, self.now_s),
-            burst_s=math.fsum(bursts) / len(bursts),
-            burst_p99_s=bursts[p99],
-            silence_p99_s=silences[p99],
-            batch_s=batch_s,
-        )

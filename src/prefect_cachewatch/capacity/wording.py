@@ -8,20 +8,19 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from prefect_cachewatch.capacity.results import Alternative, Answer, LimitPlan
+from prefect_cachewatch.capacity.inputs import MOST_JOBS
+from prefect_cachewatch.capacity.results import Alternative, Answer, LimitPlan, Part, Row
 from prefect_cachewatch.capacity.units import say_bytes, say_number, say_time
 from prefect_cachewatch.common.svg import svg_data_uri
 from prefect_cachewatch.common.text import for_markdown, for_terminal
 
 _WIDTH = 80
-# An alternative within this share of the plan changes nothing.
-_SAME = 0.03
 _HEADS = ("at once", "together", "streams", "a burst", "1 in 100", "batch", "held by")
 _INSTEAD = ("if instead", "at once", "result", "held by")
 # What keeps a number from being larger: in the first line, and why.
 _RULES = {
     "measured": ("the most measured", "beyond the {streams} streams that were measured nothing is known"),
-    "stall": ("more look stalled", "1 in 100 silences would be longer than the stall window"),
+    "most": ("no plan looks at more", "a plan looks at {most} jobs at once at most"),
 }
 
 
@@ -67,8 +66,7 @@ def headline(plan: LimitPlan, answer: Answer) -> str:
     """
     row, rule = answer.row, f" ({_RULES[answer.reason][0]})" if answer.reason in _RULES else ""
     if not answer.feasible:
-        word = "it would look stalled" if answer.reason == "stall" else "more streams move than were measured"
-        return f"Not even 1 at once on {for_terminal(answer.name, 20)}: {word}."
+        return f"Not even 1 at once on {for_terminal(answer.name, 20)}: more streams than were measured."
     if row.batch_s is None:
         results = [f"{say_bytes(row.bytes_per_s, plan.binary)}/s together"]
     else:
@@ -93,11 +91,15 @@ def _basis(plan: LimitPlan, answer: Answer) -> Iterator[str]:
         answer: one of its answers.
     """
     hand, binary = answer.by_hand, plan.binary
+    # The first class has the first part; its files, where they cost time, are the second.
+    own = [hand.parts[0], *(part for part in hand.parts[1:2] if part.unit == "files")]
+    ceilings = [f"{_amount(part.rate, part, binary)}/s" for part in own]
     if answer.reason in _RULES:
-        yield f"Not more, since {_RULES[answer.reason][1].format(streams=say_number(answer.measured_streams or 0))}."
+        streams = say_number(answer.measured_streams or 0)
+        yield f"Not more, since {_RULES[answer.reason][1].format(streams=streams, most=MOST_JOBS)}."
     yield (
         f"Z = {say_time(hand.think_s)} between two bursts, R = {say_time(hand.burst_s)} for a burst alone, "
-        f"D = {say_time(hand.demand_s)} for one at {say_bytes(hand.parts[0][1], binary)}/s ({hand.ceiling})."
+        f"D = {say_time(hand.demand_s)} for one at {' and '.join(ceilings)} ({hand.ceiling})."
     )
     if answer.batch_range_s:
         yield f"The figures allow a batch of {say_time(answer.batch_range_s[0])} to {say_time(answer.batch_range_s[1])}."
@@ -135,15 +137,14 @@ def _zones(plan: LimitPlan, answer: Answer) -> list[str]:
         zones.append((_span(1, calm), [f"no waiting: {burst} takes {alone}, as alone" for burst in bursts]))
     if tick is not None and (full is None or tick < full):
         end = last if full is None else full - 1
-        shared = f"shared: {say_time(answer.at(end).classes[0].burst_s)} at {end}"
-        gain = "the batch still gets faster" if answer.row.batch_s is not None else "more is still moved"
-        zones.append((_span(tick, end), [f"{shared}; {gain}", shared]))
-    row = answer.at(full or last)
-    if full is not None and row.held_by in ("computing", "one stream"):
-        zones.append((f"{full}+", ["no faster: the jobs come out even with fewer rounds"]))
-    elif full is not None:
-        held = f"full ({say_bytes(row.bytes_per_s, plan.binary)}/s, {row.held_by})"
-        zones.append((f"{full}+", [f"{held}: more jobs only wait longer", f"{held}: more only wait"]))
+        row = answer.at(end)
+        shared = f"shared: {say_time(row.classes[0].burst_s)} at {end}"
+        zones.append((_span(tick, end), [f"{shared}, {_result(plan, row)}", shared]))
+    if full is not None:
+        row = answer.at(full)
+        held = f"({say_bytes(row.bytes_per_s, plan.binary)}/s, {row.held_by})"
+        held = f"full {held}: more jobs only wait longer" if row.full else f"no faster with more jobs {held}"
+        zones.append((f"{full}+", [held]))
     width, lines = max(len(span) for span, _ in zones), []
     for i, (span, words) in enumerate(zones):
         mark = ""
@@ -155,10 +156,8 @@ def _zones(plan: LimitPlan, answer: Answer) -> list[str]:
 
 def _faster(answer: Answer) -> Iterator[str]:
     """What would be faster, the most first, and what would not, as far as a line has room."""
-    better = sorted((each for each in answer.alternatives if each.faster > 1 + _SAME), key=lambda each: -each.faster)
-    others = [
-        each for each in answer.alternatives if each.faster <= 1 + _SAME and not each.change.startswith("a link of")
-    ]
+    better = sorted((each for each in answer.alternatives if each.faster > 1), key=lambda each: -each.faster)
+    others = [each for each in answer.alternatives if each.faster <= 1 and not each.change.startswith("a link of")]
 
     def listed(some: Sequence[Alternative]) -> str:
         return ", ".join(for_terminal(each.change, 40) for each in some)
@@ -173,15 +172,29 @@ def _faster(answer: Answer) -> Iterator[str]:
 
 
 def _by_hand(plan: LimitPlan, answer: Answer) -> str:
-    """How to check the answer with a pencil: bytes over the ceiling, and (Z + R) / D."""
-    hand, what = answer.by_hand, "of bytes" if answer.row.batch_s is not None else "a burst"
-    binary, parts = plan.binary, hand.parts
-    moved = " + ".join(f"{say_bytes(size, binary)} / {say_bytes(rate, binary)}/s" for size, rate in parts)
-    times = " + ".join(say_time(size / rate) for size, rate in parts)
+    """How to check the answer with a pencil: what is moved over the ceilings, and (Z + R) / D."""
+    hand, what = answer.by_hand, "at least" if answer.row.batch_s is not None else "a burst"
+    moved = " + ".join(
+        f"{_amount(part.amount, part, plan.binary)} / {_amount(part.rate, part, plan.binary)}/s" for part in hand.parts
+    )
+    times = " + ".join(say_time(part.amount / part.rate) for part in hand.parts)
     return _first_that_fits(
-        f"By hand: {said} = {say_time(hand.bytes_s)} {what}; (Z + R) / D = {say_number(hand.filling_n)} jobs."
+        f"By hand: {said} = {say_time(hand.least_s)} {what}; (Z + R) / D = {say_number(hand.filling_n)} jobs."
         for said in (moved, times, "bytes / rates")
     )
+
+
+def _result(plan: LimitPlan, row: Row) -> str:
+    """What becomes of all jobs: the batch, or what is moved."""
+    return (
+        f"{say_bytes(row.bytes_per_s, plan.binary)}/s together"
+        if row.batch_s is None
+        else f"all in {say_time(row.batch_s)}"
+    )
+
+
+def _amount(amount: float, part: Part, binary: bool) -> str:
+    return say_bytes(amount, binary) if part.unit == "bytes" else f"{say_number(amount)} files"
 
 
 def _table(plan: LimitPlan, answer: Answer) -> list[tuple[str, ...]]:

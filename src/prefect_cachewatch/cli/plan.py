@@ -56,8 +56,8 @@ def command(
 ) -> int:
     """Plan how many jobs may run at once on the storage that PLAN.yaml describes.
 
-    The exit status is 0 also where not even one job keeps the rules: that is an answer. A batch that does not fit into the
-    free space is none, and is refused.
+    The exit status is 0 also where not even one job is within what was measured: that is an answer. A batch that does not
+    fit into the free space is none, and is refused.
     """
     # pydantic takes a tenth of a second, which --help need not wait for.
     from prefect_cachewatch.capacity import plan  # noqa: PLC0415
@@ -70,7 +70,7 @@ def command(
 
     if picture is not None and begins_otherwise(picture, b"<svg "):
         raise InputError(f"{for_terminal(str(picture))} is there and no picture: name another file with --picture")
-    given, notes = read_plan(plan_file), []
+    given, notes = read_plan(plan_file, recorded=trace_file is not None), []
     if trace_file is not None:
         trace = read_trace(trace_file)
         given, said = with_recorded(given, trace.name, trace.rows)

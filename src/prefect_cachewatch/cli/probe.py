@@ -99,7 +99,9 @@ def _lines(profile: StorageProfile) -> Iterator[str]:
     curves = [{p.n: p for p in curve.points} if (curve := getattr(profile, name)) else {} for name in _CURVES]
     for n in sorted(set().union(*curves)):
         cells: Sequence[str] = [
-            f"{say_bytes(points[n].bytes_per_s)}/s +-{points[n].spread / 2:.0%}" if n in points else "-"
+            f"{say_bytes(points[n].bytes_per_s)}/s" + (f" +-{spread / 2:.0%}" if (spread := points[n].spread) else "")
+            if n in points
+            else "-"
             for points in curves
         ]
         yield f"{n:>9}" + "".join(f"{cell:>22}" for cell in cells)
@@ -111,13 +113,12 @@ def _lines(profile: StorageProfile) -> Iterator[str]:
 
 @contextmanager
 def _stopping() -> Iterator[tuple[Event, list[int]]]:
-    """Turn the first SIGINT, SIGTERM or SIGHUP into an event; Python's own handler gets a second one."""
+    """Turn SIGINT, SIGTERM and SIGHUP into an event, a second one too: nothing may cut the removal of the test files."""
     stop, caught, before = Event(), list[int](), dict[int, Any]()
 
     def handle(number: int, _frame: object) -> None:
         caught.append(number)
         stop.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(each) is not signal.SIG_IGN:  # nohup stays nohup

@@ -93,9 +93,9 @@ def _sentence(model: type[BaseModel], problem: Any, count: int, file: str, field
     if problem["type"] == "missing":
         return f"{file}: {name} is missing: {_describe(model, problem['loc'])}{more}"
     message = problem["msg"].removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:] if message.startswith("Input ") else message
+    message = message[:1].lower() + message[1:] if message.startswith(("Input ", "String ", "List ")) else message
     if problem["type"] == "value_error":
-        return f"{file}: {name}: {for_terminal(message, 400)}{more}"
+        return f"{file}: {f'{name}: ' if where else ''}{for_terminal(message, 400)}{more}"
     # A few lines of YAML with aliases can stand for gigabytes, so the value is never written out whole.
     shown = for_terminal(reprlib.repr(problem.get("input")), 60)
     if problem["type"] == "dict_type":

@@ -1,6 +1,7 @@
 """Random plans beside simpy, which shares no code with the planner: how long a batch takes.
 
-`python -m tests.engine.capacity.capacity_judge 160` prints the table of docs/capacity.md.
+`python -m tests.engine.capacity.capacity_judge 160` prints the table of docs/capacity.md, with `mix` behind it that of mixes
+with small bursts.
 
 The judge knows hosts: each job stays on the host that it was given, and its stream gets the least of an even share of its
 host's link, of the storage's curve, of the port and of the operations. Work is taken off at every event, the plain way.
@@ -13,8 +14,9 @@ import math
 import random
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing import Pool
 from typing import Any
 
@@ -89,6 +91,22 @@ def scenario(seed: int) -> Scenario:
     return Scenario(points, classes, hosts, link, port, ops)
 
 
+def mix(seed: int) -> Scenario:
+    """A scenario beside a class of small bursts, which always runs or is part of the batch."""
+    draw = random.Random(seed)
+    found, rate = scenario(seed), draw.uniform(0.2, 1)
+    main = replace(found.classes[0], bursts=draw.randint(10, 20), wanted=draw.randint(8, 20))
+    size, running = max(1, round(main.burst_bytes * 10 ** draw.uniform(-2, -0.7))), draw.random() < 0.6
+    small = Jobs(
+        burst_bytes=size,
+        think_s=size / found.points[0][1] * 10 ** draw.uniform(-0.5, 1),
+        bursts=1 if running else round(rate * main.bursts * main.burst_bytes / size),
+        wanted=0 if running else draw.randint(3, 8),
+        running=draw.randint(1, 8) if running else 0,
+    )
+    return replace(found, classes=[main, small] if draw.random() < 0.7 or running else [small, main])
+
+
 def planned(what: Scenario) -> PlanInput:
     """The plan of a scenario, with its rates as they are."""
     workloads = [
@@ -105,7 +123,7 @@ def planned(what: Scenario) -> PlanInput:
         "ops_per_s": what.ops if math.isfinite(what.ops) else None,
     }
     link = {"bytes_per_s": what.link if math.isfinite(what.link) else None, "hosts": what.hosts}
-    policy = {"derate": 0, "stall_window_s": "7d"}
+    policy = {"derate": 0}
     return PlanInput.model_validate({"storage": storage, "link": link, "workloads": workloads, "policy": policy})
 
 
@@ -182,9 +200,9 @@ class Comparison:
     think: str
 
 
-def compare(seed: int) -> Comparison:
+def compare(seed: int, make: Callable[[int], Scenario] = scenario) -> Comparison:
     """Plan a scenario, and let simpy run its batch at the number recommended."""
-    what = scenario(seed)
+    what = make(seed)
     answer = plan(planned(what)).answers[0]
     judged = statistics.fmean(simpy_batch(what, answer.n, run) for run in range(_RUNS))
     assert answer.row.batch_s is not None
@@ -214,7 +232,8 @@ def _between(curve: Sequence[tuple[int, float]], n: int) -> float:
 
 if __name__ == "__main__":
     with Pool() as pool:
-        found = pool.map(compare, range(int(sys.argv[1])), chunksize=1)
+        make = mix if sys.argv[2:] == ["mix"] else scenario
+        found = pool.map(partial(compare, make=make), range(int(sys.argv[1])), chunksize=1)
     sizes = sorted(abs(each.error) for each in found)
     print(
         f"{len(found)} plans: median {statistics.median(sizes):.1%}, nine of ten {sizes[int(0.9 * (len(sizes) - 1))]:.1%}, "

@@ -69,7 +69,7 @@ def test_a_nas_that_fills_up_at_600_megabytes_a_second() -> None:
     assert batch_s(answer, answer.n) == pytest.approx(52.3 * MINUTE, rel=0.1)
     assert batch_s(answer, 5) == pytest.approx(61 * MINUTE, rel=0.05)
     assert answer.n > 5
-    assert answer.by_hand.bytes_s == pytest.approx(3137, rel=0.001)
+    assert answer.by_hand.least_s == pytest.approx(3137, rel=0.001)
     assert answer.by_hand.filling_n == pytest.approx(4.95, rel=0.01)
     assert answer.row.held_by == "storage"
 
@@ -179,19 +179,74 @@ def test_isolated_classes_have_a_number_and_a_limit_each() -> None:
     assert row_of(both, "all on one storage").faster < 0.7
 
 
-def test_only_generations_are_held_to_the_stall_window() -> None:
-    trainers = TRAINING | {"think_s": "10m"}
-    assert planned(NVME, trainers).answers[0].feasible
-    slow = planned(NVME, CACHES | {"think_s": "10m"})
-    assert not slow.answers[0].feasible
-    assert said(slow).startswith("Not even 1 at once on nvme: it would look stalled.\n")
+def test_small_bursts_beside_a_batch_take_what_they_take_and_no_more() -> None:
+    # c alone: 40 x 80 x 2 GB / (0.85 x 680 MB/s) = 3 h 5. A burst of t alone takes 1 MB / (0.85 x 200 MB/s) = 5.9 ms, so 16 of
+    # them are 16 x 5.9 / 15.9 = 5.9 streams, 7 beside 3 of c: of 10 streams each of c has 578 MB/s / 10, and a burst takes 35 s.
+    # 40 / 3 rounds of 80 x (10 + 35) s = 13.3 h.
+    storage = {"name": "nas", "write": {"one_bytes_per_s": "180MB/s", "all_bytes_per_s": "680MB/s"},
+               "random_read": {"one_bytes_per_s": "200MB/s", "all_bytes_per_s": "2GB/s"}}  # fmt: skip
+    big = CACHES | {"name": "c", "bursts_per_job": 80, "jobs": 40}
+    small = TRAINING | {"name": "t", "burst_bytes": "1MB", "think_s": "10ms", "running": 16}
+    answer = planned(storage, big, small, link="10G")
+    found = answer.answers[0]
+    assert batch_s(found, 3) == pytest.approx(13.3 * 60 * MINUTE, rel=0.05)
+    assert found.at(3).classes[0].burst_s == pytest.approx(35, rel=0.05)
+    assert row_of(answer, "c alone").batch_s == pytest.approx(3.13 * 60 * MINUTE, rel=0.05)
+    assert all(row.classes[0].burst_p99_s <= 1.2 * row.classes[0].burst_s for row in found.rows)
 
 
-def test_silences_that_reach_the_window_cap_the_number() -> None:
-    # A silence is the pause of up to 15 s and the burst after it: at 10 jobs a burst takes 29 s, at 8 it takes 22 s.
-    answer = planned(NAS, CACHES, stall_window_s="40s").answers[0]
-    assert answer.reason == "stall"
-    assert 35 <= answer.row.classes[0].silence_p99_s <= 40
+def test_files_are_a_part_of_what_a_pencil_computes() -> None:
+    # A burst: 2 GB / 510 MB/s + 2,000 files / (0.85 x 1,000/s) = 3.92 + 2.35 = 6.27 s at the ceilings; alone 9.41 + 2.35 s.
+    # All: 1.6 TB / 510 MB/s + 1.6M files / 850/s = 3137 + 1882 s = 83.7 min.
+    answer = planned(NAS | {"files_per_s": 1000}, CACHES | {"files_per_burst": 2000})
+    hand = answer.answers[0].by_hand
+    assert (hand.demand_s, hand.burst_s, hand.least_s) == pytest.approx((6.27, 11.8, 5020), rel=0.01)
+    assert said(answer).endswith("By hand: 52.3 min + 31.4 min = 83.7 min at least; (Z + R) / D = 3.47 jobs.")
+    assert "D = 6.3 s for one at 510 MB/s and 850 files/s (storage)" in " ".join(" ".join(text_lines(answer)).split())
+    assert hand.least_s <= batch_s(answer.answers[0], answer.answers[0].n) <= 1.1 * hand.least_s
+
+
+def test_a_class_of_its_own_storage_is_told_so_with_the_space_on_each() -> None:
+    answer = planned(NVME | {"free_bytes": "2TB"}, CACHES, LOADS, isolated=True)
+    assert (
+        "isolated: each class is planned on a whole nvme and links of its own, with 2 TB free on each."
+        in answer.notes[0]
+    )
+    assert not any("isolated" in note for note in planned(NVME, CACHES, LOADS).notes)
+
+
+def test_what_was_assumed_of_operations_is_told() -> None:
+    told = "training: op_bytes is not given, so each read or write is taken for 1 MiB."
+    assert told in planned(CHASSIS, TRAINING).notes
+    assert told not in planned(CHASSIS, TRAINING | {"op_bytes": "64KiB"}).notes
+    assert told not in planned(NVME, TRAINING).notes
+
+
+def test_where_no_plan_looks_at_more_jobs_the_first_sentence_says_so() -> None:
+    wide = {"name": "wide", "write": {"one_bytes_per_s": "1GB/s", "all_bytes_per_s": "100TB/s"}}
+    answer = planned(wide, CACHES | {"bursts_per_job": 3, "jobs": 5000})
+    assert answer.answers[0].reason == "most"
+    assert said(answer).startswith("Run 999 at once on wide (no plan looks at more): 5k caches in ")
+    assert "Not more, since a plan looks at 999 jobs at once at most." in " ".join(text_lines(answer))
+    assert planned(wide, CACHES | {"jobs": 999, "bursts_per_job": 3}).answers[0].reason == "jobs"
+
+
+@pytest.mark.parametrize(
+    ("storage", "jobs", "told"),
+    [
+        # At 8 streams the disk moves 3 GB/s, at 32 only 1.
+        (NVME | {"write": measured(1, 2, 3, 3, 2, 1)}, [{"think_s": 1, "jobs": 200}], "GB/s, storage): more jobs only wait longer"),
+        # A burst takes longer from 18 on; 18 to 21 jobs are four rounds of 64 all the same, 22 are three.
+        (NAS | {"write": {"one_bytes_per_s": "1.3GB/s", "all_bytes_per_s": "21.6GB/s"}},
+         [{"think_s": 1.5, "jobs": 64, "burst_bytes": "9.4GB", "bursts_per_job": 30}], "shared: 9.3 s at 21, all in 19.4 min"),
+        # 400 bursts of one job take as long as all of 20 others together.
+        (NVME, [{"jobs": 1, "bursts_per_job": 400}, {"name": "b", "bursts_per_job": 5}], "no faster with more jobs (249 MB/s, computing)"),
+    ],
+)  # fmt: skip
+def test_zones_say_what_is_so_and_promise_nothing(
+    storage: dict[str, Any], jobs: list[dict[str, Any]], told: str
+) -> None:
+    assert told in said(planned(storage, *(CACHES | job for job in jobs)))
 
 
 def test_a_port_of_the_storage_is_one_ceiling_for_all_hosts() -> None:
@@ -255,7 +310,8 @@ def test_figures_of_a_vendor_run_from_contention_to_the_roofline() -> None:
 LONG = "a name that nobody can remember, with seventy characters or even more"
 ODD: list[tuple[Any, ...]] = [
     (NAS, CACHES | {"jobs": None}), (NAS, CACHES | {"think_s": 0}), (NAS, CACHES | {"jobs": 1}),
-    (NAS, CACHES, {"stall_window_s": "40s"}), (NAS, CACHES, {"stall_window_s": "5s"}),
+    (NAS | {"files_per_s": 100}, CACHES | {"files_per_burst": 999}),
+    (NVME | {"write": measured(1, 2, 3, 3, 2, 1)}, CACHES | {"jobs": 64}), (NVME, CACHES, TRAINING | {"burst_bytes": "1MB", "running": 9}),
     (NVME, CACHES, TRAINING | {"running": 4}), (NVME, CACHES, LOADS, {"isolated": True}),
     (CHASSIS, LOADS, {"link": {"bytes_per_s": "40G", "hosts": 16}}),
     (NVME | {"name": LONG}, CACHES | {"name": LONG, "burst_bytes": "3.33GB"}, LOADS | {"name": LONG.upper()}, {"link": "10G"}),
@@ -297,6 +353,19 @@ def test_sizes_are_said_in_the_units_that_bursts_are_written_in(burst: Any, free
         unit.replace("G", "T"),
     }
     assert f" {unit} takes " in text
+
+
+@pytest.mark.parametrize("given", ODD)
+def test_what_is_doubled_is_no_slower_and_what_is_full_is_full_of_what_the_pencil_says(given: tuple[Any, ...]) -> None:
+    classes, policy = [each for each in given[1:] if "name" in each], given[-1] if "name" not in given[-1] else {}
+    plan_ = planned(given[0], *classes, **policy)
+    for answer in plan_.answers:
+        assert all(each.faster >= 1 for each in answer.alternatives if each.change.startswith("twice"))
+        assert all(row.held_by == answer.by_hand.ceiling for row in answer.rows if row.full)
+        if answer.row.batch_s:
+            assert answer.row.batch_s >= answer.by_hand.least_s * (1 - 1e-6)
+        for line in answer_lines(plan_, answer):
+            assert "full (" not in line or f", {answer.by_hand.ceiling})" in line
 
 
 def test_a_slower_link_is_never_told_to_be_faster() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -122,8 +123,50 @@ def test_what_always_runs_does_not_end_the_batch_early() -> None:
     assert found.classes[0].batch_s == pytest.approx(1000, rel=0.1)
 
 
-@pytest.mark.parametrize(("files", "low", "high"), [(1, 18.5, 19), (4, 15.5, 16)])
-def test_silence_is_the_pause_and_the_burst_until_its_first_file_is_whole(files: int, low: float, high: float) -> None:
-    (found,) = simulate([job(10, bursts_per_job=200, jobs=2, files_per_burst=files)], [[4.0] * 3], 2).classes
-    assert low <= found.silence_p99_s <= high
-    assert found.burst_p99_s == 4.0
+@st.composite
+def mixes(draw: st.DrawFn) -> tuple[list[WorkloadClass], list[list[float]], int]:
+    """A batch beside classes whose bursts are up to 10,000 times as small; one stream of each, and all of them, are limited."""
+    limit, sizes = draw(st.integers(1, 12)), [1.0, *draw(st.lists(st.floats(1e-4, 1), min_size=1, max_size=2))]
+    classes, times = [], []
+    for i, size in enumerate(draw(st.permutations(sizes))):
+        asks = size == 1.0 or draw(st.booleans())
+        more = {"jobs": draw(st.integers(1, 40)), "bursts_per_job": math.ceil(draw(st.integers(1, 30)) / size)}
+        think_s = 20 * size * draw(st.floats(0, 3))
+        classes.append(job(think_s, name=str(i), **more if asks else {"running": draw(st.integers(1, 20))}))
+        alone_s, demand_s = 20 * size, 20 * size * draw(st.floats(0.05, 1))
+        times.append([max(alone_s, n * demand_s) for n in range(1, 60)])
+    return classes, times, limit
+
+
+@settings(max_examples=60, deadline=None)
+@given(mixes())
+def test_no_batch_beats_its_rounds_and_no_mix_its_ceilings(
+    mix: tuple[list[WorkloadClass], list[list[float]], int],
+) -> None:
+    classes, times, limit = mix
+    found = simulate(classes, times, limit, bursts=2000).classes
+    batch_s = max(each.batch_s or 0 for each in found)
+    per_s = {each.name: each.bytes_per_s / 1000 for each in found}
+    demands_s = [min(burst_s / n for n, burst_s in enumerate(mine, start=1)) for mine in times]
+    assert sum(per_s[w.name] * d for w, d in zip(classes, demands_s, strict=True)) <= 1 + 1e-6
+    asking = [(w, each.burst_s) for w, each in zip(classes, found, strict=True) if w.jobs]
+    for w, _ in asking:  # nothing is left out and nothing scaled
+        assert per_s[w.name] * batch_s == pytest.approx((w.jobs or 0) * w.bursts_per_job, rel=1e-6)
+    # In its slots each job thinks and moves its bursts; pauses vary by half, so few of them are up to 40 % short.
+    bursts = min((w.jobs or 0) * w.bursts_per_job for w, _ in asking)
+    slack = min(0.4, 1.5 / math.sqrt(bursts))
+    busy_s = sum((w.jobs or 0) * w.bursts_per_job * ((1 - slack) * w.think_s + burst_s) for w, burst_s in asking)
+    assert batch_s >= busy_s / limit * (1 - 1e-6)
+
+
+@settings(max_examples=15, deadline=None)
+@given(mixes())
+def test_bursts_that_are_moved_as_one_make_the_same_batch(
+    mix: tuple[list[WorkloadClass], list[list[float]], int],
+) -> None:
+    whole, few = (simulate(*mix, bursts=n).classes for n in (20_000, 3000))
+    jobs = sum(w.jobs or 0 for w in mix[0])
+    for one, other in zip(whole, few, strict=True):
+        assert other.burst_s == pytest.approx(one.burst_s, rel=0.15)
+        if one.batch_s and jobs > 3 * mix[2]:
+            assert other.batch_s == pytest.approx(one.batch_s, rel=0.15)

@@ -68,8 +68,8 @@ def planner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Planner:
 
 
 def test_units_are_read_as_people_write_them(planner: Planner) -> None:
-    given = read_plan(planner.write(GOOD + "policy: {stall_window_s: 5m}\n"))
-    assert (given.workloads[0].burst_bytes, given.workloads[0].think_s, given.policy.stall_window_s) == (2e9, 10, 300)
+    given = read_plan(planner.write(GOOD + "policy: {derate: 0.2}\n"))
+    assert (given.workloads[0].burst_bytes, given.workloads[0].think_s, given.policy.derate) == (2e9, 10, 0.2)
     assert (given.link.bytes_per_s, given.link.hosts) == (1.25e9, 1)
     assert [parse_rate(text) for text in ("125MiB/s", "15GB/s", "800 Mbit/s", "5000", "80bit/s")] == [
         125 * 2**20, 15e9, 1e8, 5000, 10,
@@ -96,6 +96,10 @@ def test_a_profile_is_looked_for_beside_the_plan(planner: Planner) -> None:
         ("2GB", "1GB/s", "'1GB/s' is not a size"),
         (", burst_bytes: 2GB", "", r"workloads\[0\]\.burst_bytes is missing: Bytes of one burst"),
         ("10G", "10GbE", r"link\.bytes_per_s: '10GbE' is not a rate"),
+        ("10G", "10", r"link\.bytes_per_s: 10 bytes a second are no network link: write it with its unit, like 10G"),
+        ("10G", "{bytes_per_s: '9600'}", r"link\.bytes_per_s: 9600 bytes a second are no network link"),
+        ("10G", "yes", "link = True: it is a mapping"),
+        ("name: caches", "name: \"a\\tb\"", r"workloads\[0\]\.name: 'a\\tb' has a control character in it: leave it out"),
         ("10G", "{hosts: 0, bytes_per_s: 10G}", r"link\.hosts = 0"),
         (STORAGE, "{name: x}", "has no curve"),
         (STORAGE, "nowhere.yaml", "nowhere.yaml cannot be read"),
@@ -108,12 +112,12 @@ def test_a_profile_is_looked_for_beside_the_plan(planner: Planner) -> None:
         (STORAGE, "{name: x, write: {one_bytes_per_s: 9, all_bytes_per_s: 5}}", "exchange the two numbers"),
         (STORAGE, "{name: x, read: {one_bytes_per_s: 5, all_bytes_per_s: 5}}", "no curve for 'caches', a class of generation"),
         ("10s}", "10s, jobs: 5, running: 2}", "keep one of the two"),
-        ("10s}", "10s, running: 2}", "running in every class"),
-        ("10s}", "10s}\n  - {name: caches, burst_bytes: 1, think_s: 1}", "the class 'caches' twice"),
-        ("10s}", "10s}\n  - {name: loads, burst_bytes: 1, think_s: 1}", "several classes that share one limit"),
+        ("10s}", "10s, running: 2}", "every class of workloads has running"),
+        ("10s}", "10s}\n  - {name: caches, burst_bytes: 1, think_s: 1}", r"plan\.yaml: two workloads are named 'caches': give each class"),
+        ("10s}", "10s}\n  - {name: loads, burst_bytes: 1, think_s: 1}", "several workloads share one limit"),
         ("10s}", "10s}" + "".join(f"\n  - {{name: {name}, burst_bytes: 1, think_s: 1, running: 500}}" for name in ("b", "c")),
          "more than 999 running jobs"),
-        ("  - {name: caches, burst_bytes: 2GB, think_s: 10s}", "  []", "workloads = "),
+        ("  - {name: caches, burst_bytes: 2GB, think_s: 10s}", "  []", r"plan\.yaml: workloads is empty: describe one class"),
         (GOOD, "", "is not a mapping of names to values"),
     ],
 )  # fmt: skip
@@ -161,7 +165,7 @@ workloads:
   - {name: caches, burst_bytes: 2GB, think_s: 10s, files_per_burst: 8, bursts_per_job: 8, jobs: 4,
     op_bytes: 1MiB, compression: {ratio: 2, bytes_per_s: 400MB/s}}
   - {name: beside, burst_bytes: 1GB, think_s: 5s, running: 2}
-policy: {stall_window_s: 5m, derate: 0.1}
+policy: {derate: 0.1}
 """
 FIELDS = sorted(
     set(re.findall(r"(\w+: [^,{}\[\]\n]+?)(?=[,}\n])", WILD)) - {"name: disk", "name: caches", "name: beside"}
@@ -231,7 +235,7 @@ def recorded(planner: Planner, *rows: tuple[float, int, int]) -> Path:
 
 FAST = """
 storage: {name: disk, write: {one_bytes_per_s: 100MB/s, all_bytes_per_s: 100MB/s}}
-workloads: [{name: builds, burst_bytes: 1, think_s: 0, jobs: 40}]
+workloads: [{name: builds, jobs: 40}]
 """
 SIX = [(12.0 * i + t, 200 * (i + (t > 0)), i + (t > 0)) for i in range(6) for t in (0, 1)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -99,6 +100,17 @@ def test_whatever_ends_the_probe_its_directory_goes(memory: Path) -> None:
     assert list(memory.iterdir()) == []
 
 
+def test_what_a_killed_probe_left_is_named_with_its_size(tmp_path: Path) -> None:
+    left = tmp_path / ".cachewatch-probe-7-abc"
+    left.mkdir()
+    (left / "stream.0").write_bytes(bytes(MIB))
+    profile = probe(tmp_path, time_s=1).profile
+    assert profile is not None
+    (note,) = (note for note in profile.notes if "another probe" in note)
+    assert note.startswith(f"{left} (1 MiB) is there from another probe: delete it, unless")
+    assert list(tmp_path.iterdir()) == [left]
+
+
 def test_what_the_time_allowed_is_kept_and_the_rest_is_named(tmp_path: Path) -> None:
     report = probe(tmp_path, time_s=1, max_concurrency=64, size_bytes=128 * MIB)
     assert report.refused == ""
@@ -106,7 +118,7 @@ def test_what_the_time_allowed_is_kept_and_the_rest_is_named(tmp_path: Path) -> 
     assert report.profile.notes[0].startswith("partial: the time of 1 s was up at n = ")
 
 
-def test_a_signal_keeps_what_was_measured_marked_as_partial(place: Path) -> None:
+def test_signals_one_upon_another_keep_what_was_measured_marked_as_partial(place: Path) -> None:
     good = place / "out" / "storage-disk.yaml"
     good.write_text("# Storage profile of last week\nname: disk\n")
     argv = [sys.executable, "-m", "prefect_cachewatch.cli.main", "probe", "../disk", "--size", "128MiB", "--time", "10m",
@@ -115,7 +127,8 @@ def test_a_signal_keeps_what_was_measured_marked_as_partial(place: Path) -> None
         assert run.stderr is not None
         for line in run.stderr:
             if "random reads, n = 1" in line:  # each repetition of it takes seconds
-                run.send_signal(signal.SIGTERM)
+                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+                    run.send_signal(number)
                 break
         out, err = run.communicate(timeout=120)
     assert (run.returncode, "Traceback" in err) == (143, False)
@@ -176,9 +189,11 @@ def test_a_missing_permission_is_one_sentence() -> None:
 @pytest.mark.parametrize(
     ("rates", "told"),
     [
-        ({"write": {1: [100.0]}, "read": {1: [290.0]}}, []),
-        ({"write": {1: [1e8]}, "read": {1: [301e6]}}, ["reads reach 301 MB/s, 3.01 times the fresh writes"]),
-        ({"write": {1: [1.0], 8: [100, 150]}}, ["repetitions differ by up to 40% (fresh writes, n = 8): the storage is busy"]),
+        ({"write": {1: [100.0] * 2}, "read": {1: [290.0] * 2}}, []),
+        ({"write": {1: [1e8]}, "read": {1: [3e8] * 2, 4: [3e8]}},
+         ["measured once, so that nothing is known of the spread: fresh writes at n = 1 and 1 more"]),
+        ({"write": {1: [1e8] * 2}, "read": {1: [301e6] * 2}}, ["reads reach 301 MB/s, 3.01 times the fresh writes"]),
+        ({"write": {1: [1.0] * 2, 8: [100, 150]}}, ["repetitions differ by up to 40% (fresh writes, n = 8): the storage is busy"]),
     ],
 )  # fmt: skip
 def test_what_makes_figures_doubtful_is_named(rates: Rates, told: list[str]) -> None:
@@ -231,7 +246,8 @@ def test_fios_reports_are_curves_with_their_spread_and_doubts(place: Path, capsy
         # Without group_reporting there is one entry for each of the jobs; the slowest one's time counts.
         fio_file("4.json", *(fio_job("write", 4, 50_000_000, 900 + 50 * i) for i in range(3))),
         fio_file("r.json", fio_job("randread", 1, 10_000, 10),
-                 fio_job("randread", 1, 40_000, 10, groupid=1, options={"iodepth": "4", "direct": "0"})),
+                 fio_job("randread", 1, 40_000, 10, groupid=1,
+                         options={"iodepth": "4", "ioengine": "libaio", "direct": "0", "directory": "/dev/shm/x"})),
     ]  # fmt: skip
     words = [word for file in files for word in ("--fio", file)]
     out, _ = told(*words, "--name", "nfs-a", "--json", status=0, capsys=capsys)
@@ -241,8 +257,25 @@ def test_fios_reports_are_curves_with_their_spread_and_doubts(place: Path, capsy
     assert [(p.n, p.bytes_per_s, p.spread) for p in profile.write.points] == [(1, 1.1e8, 0.182), (4, 1.5e8, 0.0)]
     assert [(p.n, p.bytes_per_s) for p in profile.random_read.points] == [(1, 1e6), (4, 4e6)]
     assert (profile.basis, profile.read) == ("measured", None)
-    assert profile.notes == ["r.json: direct=1 was not given, so the page cache may have answered"]
+    assert profile.notes == [
+        "r.json: iodepth=4 counts as 4 streams of each job", "tmpfs is memory: these are figures of RAM, not of a storage",
+        "r.json: direct=1 was not given, so the page cache may have answered",
+        "measured once, so that nothing is known of the spread: fresh writes at n = 4 and 2 more",
+    ]  # fmt: skip
     assert json.loads(out)["profile"]["name"] == "nfs-a"
+    out, _ = told(*words, "--name", "nfs-a", status=0, capsys=capsys)
+    assert re.search(r"^ +1 +110 MB/s \+-9% +- +1 MB/s\n +4 +150 MB/s +- +4 MB/s$", out, re.M)  # once is no +-0 %
+
+
+def test_requests_in_flight_of_a_synchronous_engine_are_one_stream(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fio_file("s.json", fio_job("write", 1, 10_000, 10, options={"iodepth": "8", "ioengine": "psync"}))
+    told("--fio", "s.json", "--name", "s", status=0, capsys=capsys)
+    profile = read_storage(Path("storage-s.yaml"))
+    assert profile.write is not None
+    assert [point.n for point in profile.write.points] == [1]
+    assert not any("iodepth" in note for note in profile.notes)
 
 
 @pytest.mark.parametrize(

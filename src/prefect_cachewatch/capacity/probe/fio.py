@@ -3,7 +3,8 @@
     fio --name=w --directory=/mnt/nfs-a/fio --rw=write --bs=1M --size=1G --direct=1 --end_fsync=1 --numjobs=4
         --group_reporting --output-format=json --output=w4.json
 
-Each group of jobs is one measurement: `numjobs` streams (times `iodepth`) of one kind of access.
+Each group of jobs is one measurement: `numjobs` streams of one kind of access, times `iodepth` where the engine keeps so
+many requests in flight.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect_cachewatch.capacity.inputs import StorageProfile
-from prefect_cachewatch.capacity.probe.rates import Rates, profile_of
+from prefect_cachewatch.capacity.probe.rates import Rates, memory_notes, profile_of
 from prefect_cachewatch.common.files import read_input
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
@@ -23,6 +24,8 @@ from prefect_cachewatch.errors import InputError
 _CURVES = {
     "write": ("write", "write"), "read": ("read", "read"), "randread": ("random_read", "read"), "randwrite": ("write", "write"),
 }  # fmt: skip
+# Engines that have one request in flight whatever iodepth says; the first is fio's own on Linux.
+_SYNCHRONOUS = ("psync", "sync", "vsync", "pvsync", "pvsync2", "mmap")
 
 
 def profile_from_fio(paths: Sequence[Path], name: str) -> StorageProfile:
@@ -47,6 +50,10 @@ def profile_from_fio(paths: Sequence[Path], name: str) -> StorageProfile:
             for options, entries in _groups(document):
                 kind, n, rate = _measurement(options, entries, shown)
                 rates.setdefault(kind, {}).setdefault(n, []).append(rate)
+                if (depth := _depth(options)) > 1:
+                    notes.append(f"{shown}: iodepth={depth} counts as {depth} streams of each job")
+                if where := options.get("directory") or options.get("filename"):
+                    notes += memory_notes(Path(where.split(":")[0]))
                 if options.get("direct") != "1":
                     notes.append(f"{shown}: direct=1 was not given, so the page cache may have answered")
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -89,10 +96,14 @@ def _measurement(options: dict[str, Any], entries: list[dict[str, Any]], shown: 
         raise InputError(f"{shown}: fio itself reports an error: mend that run first")
     kind, side = _CURVES[access]
     moved, longest_ms = (sum(e[side]["io_bytes"] for e in entries), max(e[side]["runtime"] for e in entries))
-    streams = int(options.get("numjobs", 1)) * int(options.get("iodepth", 1))
+    streams = int(options.get("numjobs", 1)) * _depth(options)
     rate = moved / max(longest_ms, 1e-3) * 1e3
     if not (1 <= rate < 1e15 and 1 <= streams <= 4096):
         raise InputError(
             f"{shown}: a run of rw={access} moved nothing that can be: give it a longer --runtime or more --size"
         )
     return kind, streams, rate
+
+
+def _depth(options: dict[str, Any]) -> int:
+    return 1 if options.get("ioengine", _SYNCHRONOUS[0]) in _SYNCHRONOUS else int(options.get("iodepth", 1))

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -18,7 +19,7 @@ from pydantic import Field
 
 from prefect_cachewatch.capacity.inputs import StorageProfile
 from prefect_cachewatch.capacity.probe.direct import BLOCK_BYTES, Bench
-from prefect_cachewatch.capacity.probe.rates import KINDS, Rates, profile_of
+from prefect_cachewatch.capacity.probe.rates import KINDS, Rates, memory_notes, profile_of
 from prefect_cachewatch.capacity.units import say_bytes, say_time
 from prefect_cachewatch.common.mounts import mount_of, read_mounts
 from prefect_cachewatch.common.text import for_terminal
@@ -26,7 +27,7 @@ from prefect_cachewatch.config import InputModel
 from prefect_cachewatch.config.quantities import Duration, Size
 from prefect_cachewatch.errors import InputError
 
-_MEMORY = ("ramfs", "tmpfs")
+_PREFIX = ".cachewatch-probe-"
 _LEAST_BYTES = 16 * 2**20
 _REPETITIONS = 3
 _SHORTEST_S = 0.1
@@ -99,7 +100,7 @@ def run_probe(
     path, free_bytes, size_bytes = _room_in(directory, settings)
     shown, mount = for_terminal(str(path)), mount_of(str(path), read_mounts())
     filesystem = mount.type if mount is not None else "unknown"
-    notes = [f"{filesystem} is memory: these are figures of RAM, not of a storage"] if filesystem in _MEMORY else []
+    notes = [*memory_notes(path), *_of_other_probes(path)]
     say(
         f"Probing {shown}: writes up to {say_bytes(size_bytes, binary=True)} at once, for up to "
         f"{say_time(settings.time_s)}. Whoever shares this storage is slowed meanwhile; Ctrl-C ends it, keeps what was "
@@ -108,7 +109,7 @@ def run_probe(
     refused, scratch, direct = "", "", True
     try:
         with tempfile.TemporaryDirectory(
-            prefix=f".cachewatch-probe-{os.getpid()}-", dir=path, ignore_cleanup_errors=True
+            prefix=f"{_PREFIX}{os.getpid()}-", dir=path, ignore_cleanup_errors=True
         ) as scratch:
             bench = Bench(Path(scratch), stop)
             direct = bench.direct
@@ -134,6 +135,19 @@ def run_probe(
         f"{say_bytes(size_bytes, binary=True)} at once, in {say_time(time.monotonic() - begin_s)}"
     )
     return ProbeReport(profile_of(name, source, rates, notes, free_bytes=free_bytes) if rates else None, refused)
+
+
+def _of_other_probes(path: Path) -> Iterator[str]:
+    """Name the directories that killed probes left, or that others have at work now."""
+    for found in sorted(path.glob(f"{_PREFIX}*")):
+        sizes = 0
+        with suppress(OSError):  # a probe at work removes its files meanwhile
+            for file in found.rglob("*"):
+                sizes += file.stat().st_size
+        yield (
+            f"{for_terminal(str(found))} ({say_bytes(sizes, binary=True)}) is there from another probe: delete it, unless "
+            "that probe runs now and slows this one"
+        )
 
 
 def _measure(bench: Bench, size_bytes: int, settings: ProbeSettings, rates: Rates, say: Callable[[str], None]) -> str:

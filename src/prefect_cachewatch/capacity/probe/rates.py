@@ -13,6 +13,7 @@ import yaml
 from prefect_cachewatch.capacity.inputs import CurvePoint, ServiceCurve, StorageProfile
 from prefect_cachewatch.capacity.units import say_bytes, say_number
 from prefect_cachewatch.common.files import PUBLIC, write_file
+from prefect_cachewatch.common.mounts import mount_of, read_mounts
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
@@ -23,6 +24,7 @@ KINDS = {"write": "fresh writes", "read": "reads", "random_read": "random reads"
 _WIDE_SPREAD = 0.35
 _CACHE_FACTOR = 3.0
 _MAX_NOTES = 64
+_MEMORY = ("ramfs", "tmpfs")
 
 
 def profile_of(name: str, source: str, rates: Rates, notes: Sequence[str], **more: Any) -> StorageProfile:
@@ -50,6 +52,21 @@ def profile_of(name: str, source: str, rates: Rates, notes: Sequence[str], **mor
     said = list(dict.fromkeys([*notes, *_doubts(rates)]))[:_MAX_NOTES]
     today = datetime.datetime.now(datetime.UTC).date()
     return StorageProfile(name=name, basis="measured", source=f"{source}, {today}"[:500], notes=said, **curves, **more)
+
+
+def memory_notes(path: Path) -> list[str]:
+    """Say if a path lies in memory.
+
+    Args:
+        path: where it was measured.
+
+    Returns:
+        One sentence or none.
+    """
+    mount = mount_of(str(path), read_mounts())
+    if mount is None or mount.type not in _MEMORY:
+        return []
+    return [f"{mount.type} is memory: these are figures of RAM, not of a storage"]
 
 
 def write_profile(path: Path, profile: StorageProfile) -> None:
@@ -99,6 +116,10 @@ def _doubts(rates: Rates) -> Iterator[str]:
             f"reads reach {say_bytes(read)}/s, {say_number(read / written)} times the fresh writes: files just written are "
             "likely read from a cache (the host's, a controller's or a server's), and colder files will be slower"
         )
+    once = [f"{KINDS[kind]} at n = {n}" for kind, n, found in levels if len(found) == 1]
+    if once:
+        more = f" and {len(once) - 1} more" if len(once) > 1 else ""
+        yield f"measured once, so that nothing is known of the spread: {once[0]}{more}"
     kind, n, found = max(levels, key=lambda level: _spread(level[2]))
     if _spread(found) > _WIDE_SPREAD:
         yield (
