@@ -240,7 +240,8 @@ class _Search:
         """The number and what binds it; 0 where the rules do not admit even one job."""
         n = self.best_n
         if self.admits(n):
-            return n, "jobs" if n == self.jobs else "most" if n == MOST_JOBS else "best"
+            capped = self.most == MOST_JOBS != self.jobs and not self.row(n).full
+            return n, "jobs" if n == self.jobs else "most" if capped else "best"
         n = bisect_left(range(1, n + 1), True, key=lambda m: not self.admits(m))
         if n:  # a smaller one may be as good as the largest that is admitted
             lower = self._grid(n)

@@ -143,7 +143,7 @@ def _zones(plan: LimitPlan, answer: Answer) -> list[str]:
     if full is not None:
         row = answer.at(full)
         held = f"({say_bytes(row.bytes_per_s, plan.binary)}/s, {row.held_by})"
-        held = f"full {held}: more jobs only wait longer" if row.full else f"no faster with more jobs {held}"
+        held = f"full {held}: more jobs only wait longer" if row.full else f"no faster up to {last} {held}"
         zones.append((f"{full}+", [held]))
     width, lines = max(len(span) for span, _ in zones), []
     for i, (span, words) in enumerate(zones):
