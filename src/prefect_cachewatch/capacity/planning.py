@@ -114,11 +114,11 @@ class _Search:
     def _row(self, n: int) -> Row:
         main, alone = self.main, len(self.workloads) == 1
         done = simulate(self.workloads, self.seconds, n, self.bursts) if self.jobs or not alone else None
+        batch_s = done.batch_s if done else None
         if alone:  # the means are exact, and the simulation has the batch
             exact = steady(self.seconds[0], main.think_s, n)
-            streams, p99, batch_s = exact.streams, exact.streams_p99, done.classes[0].batch_s if done else None
-            moved = exact.bursts_per_s * main.wire_bytes
-            classes = (ClassRow(main.name, moved, exact.burst_s, exact.burst_s, batch_s),)
+            streams, p99, moved = exact.streams, exact.streams_p99, exact.bursts_per_s * main.wire_bytes
+            classes: tuple[ClassRow, ...] = (ClassRow(main.name, moved, exact.burst_s, exact.burst_s, batch_s),)
         elif done:
             classes, streams, p99 = done.classes, done.streams, done.streams_p99
         busy = math.fsum(
@@ -133,7 +133,6 @@ class _Search:
             held_by = "computing"
         elif held_by == "storage" and seconds["storage"] < 1.05 * burst_seconds(self.inputs, main, 1)["storage"]:
             held_by = "one stream"
-        batch_s = max((mine.batch_s for mine in classes if mine.batch_s is not None), default=None)
         rate = math.fsum(mine.bytes_per_s for mine in classes)
         return Row(n, rate, streams, p99, batch_s, held_by, busy >= _BUSY, classes)
 
@@ -142,21 +141,21 @@ class _Search:
 
         A batch has joined bursts, so there a run without an end of jobs tells it, its classes as they share the limit.
         """
-        row, left, lasting = self.row(n), n, list[tuple[WorkloadClass, list[float]]]()
+        row, left = self.row(n), n
         works_s = [
             (w.jobs or 0) * w.bursts_per_job * (w.think_s + burst_s[0])
             for w, burst_s in zip(self.workloads, self.seconds, strict=True)
         ]
+        lasting, seconds = list[WorkloadClass](), list[list[float]]()
         for c in range(len(self.workloads) - 1, -1, -1):  # the first class has the slots that are left
             running = self.workloads[c].running
             if running is None:
                 running = int(n * works_s[c] / sum(works_s)) if c else left
                 left -= running
             if running:
-                lasting.insert(
-                    0, (self.workloads[c].model_copy(update={"jobs": None, "running": running}), self.seconds[c])
-                )
-        slowest_s = simulate(*zip(*lasting, strict=True), n, self.bursts).classes[0].burst_p99_s
+                lasting.insert(0, self.workloads[c].model_copy(update={"jobs": None, "running": running}))
+                seconds.insert(0, self.seconds[c])
+        slowest_s = simulate(lasting, seconds, n, self.bursts).classes[0].burst_p99_s
         first = row.classes[0]
         return replace(row, classes=(replace(first, burst_p99_s=max(slowest_s, first.burst_s)), *row.classes[1:]))
 
@@ -285,10 +284,7 @@ class _Search:
         if not self.jobs:
             return None
         edges: tuple[Side, Side] = ("high", "low")
-        low, high = (
-            max(mine.batch_s or 0.0 for mine in simulate(self.workloads, self._seconds(side), n, self.bursts).classes)
-            for side in edges
-        )
+        low, high = (simulate(self.workloads, self._seconds(side), n, self.bursts).batch_s or 0.0 for side in edges)
         return (low, high) if high > 1.01 * low else None
 
 

@@ -38,6 +38,7 @@ class Outcome:
     """What became of a batch, or of the time simulated."""
 
     classes: tuple[ClassRow, ...]
+    batch_s: float | None  # until the last class is done
     streams: float  # that move a burst, on average
     streams_p99: int
 
@@ -121,8 +122,11 @@ class _Run:
         total = sum((job.jobs or 0) * job.bursts_per_job for job in jobs)
         # A small batch is as long as chance makes its slowest job, so it is run several times.
         self.times = max(1, min(_TIMES, bursts // total)) if total else 1
+        self.batch_s: float | None = None
         for _ in range(self.times):
             self._go(deque(self.classes[c] for _, c in turns), limit)
+        if turns:
+            self.batch_s = self.now_s / self.times
 
     def _make_coarser(self, asked: int, limit: int) -> None:
         """Say how many jobs are joined in a turn, and how many bursts in a part."""
@@ -215,4 +219,4 @@ class _Run:
         gone_s = list(accumulate(self.seen))
         streams = math.fsum(n * seconds for n, seconds in enumerate(self.seen)) / gone_s[-1]
         rows = tuple(each.row(self.now_s, self.times) for each in self.classes)
-        return Outcome(rows, streams, bisect_left(gone_s, 0.99 * gone_s[-1]))
+        return Outcome(rows, self.batch_s, streams, bisect_left(gone_s, 0.99 * gone_s[-1]))

@@ -144,8 +144,8 @@ def test_no_batch_beats_its_rounds_and_no_mix_its_ceilings(
     mix: tuple[list[WorkloadClass], list[list[float]], int],
 ) -> None:
     classes, times, limit = mix
-    found = simulate(classes, times, limit, bursts=2000).classes
-    batch_s = max(each.batch_s or 0 for each in found)
+    whole = simulate(classes, times, limit, bursts=2000)
+    found, batch_s = whole.classes, whole.batch_s or 0.0
     per_s = {each.name: each.bytes_per_s / 1000 for each in found}
     demands_s = [min(burst_s / n for n, burst_s in enumerate(mine, start=1)) for mine in times]
     assert sum(per_s[w.name] * d for w, d in zip(classes, demands_s, strict=True)) <= 1 + 1e-6
