@@ -119,7 +119,8 @@ class _Search:
             exact = steady(self.seconds[0], main.think_s, n)
             streams, p99, moved = exact.streams, exact.streams_p99, exact.bursts_per_s * main.wire_bytes
             classes: tuple[ClassRow, ...] = (ClassRow(main.name, moved, exact.burst_s, exact.burst_s, batch_s),)
-        elif done:
+        else:
+            assert done is not None  # several classes are always simulated
             classes, streams, p99 = done.classes, done.streams, done.streams_p99
         busy = math.fsum(
             mine.bytes_per_s / workload.wire_bytes * self.demands[c][1]

@@ -98,8 +98,11 @@ class FilesystemProbe:
         self._facts: dict[str, FilesystemFacts] = {}
         for path in dirs:
             mount = mount_of(path, mounts)
-            known = (mount.type, mount.source, mount.mount_point, mount.options) if mount is not None else ()
-            self._facts[path] = FilesystemFacts(path, *known)
+            self._facts[path] = (
+                FilesystemFacts(path, mount.type, mount.source, mount.mount_point, mount.options)
+                if mount is not None
+                else FilesystemFacts(path)
+            )
         self._by_mount: dict[str, _Asking] = {}
         self._files = _Asking(probe_file, {})
 
