@@ -131,7 +131,9 @@ def test_signals_one_upon_another_keep_what_was_measured_marked_as_partial(place
                     run.send_signal(number)
                 break
         out, err = run.communicate(timeout=120)
-    assert (run.returncode, "Traceback" in err) == (143, False)
+    # Of several that wait, the kernel delivers the lowest number first.
+    assert run.returncode in (128 + signal.SIGINT, 128 + signal.SIGTERM)
+    assert "Traceback" not in err
     assert "partial: it was interrupted" in read_storage(place / "out" / "storage-disk.partial.yaml").notes
     assert "partial: it was interrupted" in out
     assert good.read_text().startswith("# Storage profile of last week")
