@@ -219,6 +219,7 @@ def test_one_of_the_runs_that_wait_takes_over_from_one_that_is_killed(place: Pla
     others = [runs.begin(), runs.begin()]
     assert eventually(lambda: all("waiting for it" in run.said for run in others), LONG_S)
     first.process.kill()
+    first.process.wait()
     assert eventually(lambda: len(runs.generations()) == 2, LONG_S)
     (place.root / "go").touch()
     assert [run.ended() for run in others] == [0, 0], [run.said for run in others]
