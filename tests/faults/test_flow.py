@@ -20,7 +20,7 @@ deployments:
     entrypoint: prefect_cachewatch.flows.generation.generate_cache
     work_pool: {name: faults}
 """
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 
 class Fleet(NamedTuple):
@@ -63,7 +63,7 @@ class Runs:
             self.tags[shape], command = box.tree(shape, life_s=300, interval_s=0.5)
             self.ids[shape] = server.start_run("generate-cache/faults", parameters(box, shape, command))
         for shape, tag in self.tags.items():
-            wait_ready(tag, shape, 120)
+            wait_ready(tag, shape, 300)  # six flows start at once
         for run_id in self.ids.values():
             server.wait_for_state(run_id, "RUNNING")
         self.flows = {shape: flow_process_of(living(tag)) for shape, tag in self.tags.items()}
