@@ -87,9 +87,10 @@ class Warden:
             asked: the configuration.
         """
         self.grace_s = asked["grace_s"]
+        refusals: tuple[type[Exception], ...] = (InputError, *failures())
         try:
             running = self._make(asked)
-        except (InputError, *failures()) as error:
+        except refusals as error:
             self.say("refused", step=asked.get("step", "create"), why=reason_of(error, _WORDS_MAX))
             if self.output.ident is None:
                 pass_on((), *asked["stdio"])
