@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from prefect_cachewatch.containers.engine import connect
+from prefect_cachewatch.containers.janitor import labels_of_run
 from prefect_cachewatch.containers.stopping import RunningContainer
 from prefect_cachewatch.supervise.proc import children, command_line
 from tests.containers.engine import SHELL_IMAGE, Engine, Service
@@ -179,15 +180,22 @@ def test_the_janitor_sees_to_a_container_whose_flow_is_dead_and_whose_warden(eng
     assert eventually(lambda: not engine.containers())
 
 
-def test_a_container_of_somebody_else_is_never_touched(engine):
-    labels = {"cachewatch.run": "f" * 32, "cachewatch.uid": "4242", "cachewatch.guards": "1:1"}
-    options = [word for name, value in labels.items() for word in ("--label", f"{name}={value}")]
-    engine.podman("run", "--detach", "--name", "not-ours", *options, SHELL_IMAGE, "sleep", "7777")
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("cachewatch-theirs-ffffffff", {"cachewatch.uid": "4242", "cachewatch.guards": "1:1"}),
+        ("of-an-image-with-the-labels-of-a-run", {}),
+    ],
+)
+def test_a_container_of_somebody_else_is_never_touched(engine, name, labels):
+    labels = labels_of_run("f" * 32, "job", []) | labels
+    options = [word for label, value in labels.items() for word in ("--label", f"{label}={value}")]
+    engine.podman("run", "--detach", "--name", name, *options, SHELL_IMAGE, "sleep", "7777")
     try:
         assert doctor()["state"] == "ok"
-        assert engine.containers() == ["not-ours"]
+        assert engine.containers() == [name]
     finally:
-        engine.podman("rm", "--force", "--time", "0", "not-ours")
+        engine.podman("rm", "--force", "--time", "0", name)
 
 
 def test_a_second_stop_ends_the_grace_period(engine):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -102,6 +103,21 @@ def test_a_file_system_that_hangs_is_a_stall_of_its_own(place: Place, mount: Mou
     assert (ran.status, ran.report["outcome"]) == (124, "stalled")
     assert (ran.report["stall"]["kind"], ran.report["listing"]) == ("filesystem_unresponsive", None)
     assert all(one["state"] == "D" for one in ran.report["stop"]["survivors"])
+
+
+def test_a_lock_of_the_caller_is_free_when_the_command_has_ended(place: Place, mount: Mount) -> None:
+    freed: list[bool] = []
+
+    def is_free(process: Any) -> None:
+        assert process.wait(LONG_S) == 124
+        with lock.open() as file, contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            freed.append(True)
+
+    lock = place.root / "lock"
+    place.mounts(f"{mount.script}; exec 9>{lock}; flock 9")
+    hung_in_mid_run(place, mount, *QUICK, "--stall-after", "2s", "--first-write-within", "60s", act=is_free)
+    assert freed == [True]
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])

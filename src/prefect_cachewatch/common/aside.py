@@ -10,6 +10,7 @@ only.
 from __future__ import annotations
 
 import _pickle as pickle  # the Python version of pickle would cost a quarter of a megabyte in each of two processes
+import contextlib
 import errno
 import gc
 import importlib
@@ -30,6 +31,7 @@ from prefect_cachewatch.errors import InputError
 _HEADER = 8
 _PIECE = 1 << 16
 _LEFT_BEHIND_S = 30.0
+_CLOSE_S = 1.0
 _NO_ANSWER = "its file system does not answer"
 
 
@@ -112,6 +114,7 @@ class Aside:
         if pid == 0:
             try:
                 ours.close()
+                _close_all_but(theirs.fileno())
                 _serve(theirs)
             finally:
                 os._exit(1)
@@ -320,6 +323,24 @@ def _absolute_state() -> dict[str, str]:
         return {"CACHEWATCH_STATE": os.path.abspath(own)} if own else {}
     except FileNotFoundError:  # the working directory has been removed
         return {}
+
+
+def _close_all_but(control: int) -> None:
+    """Close what was inherited, such as the user's own locks and pipes: a fork that is abandoned would hold them.
+
+    In a thread, since the close of a file waits for its file system.
+    """
+
+    def close() -> None:
+        for fd in sorted(map(int, os.listdir("/proc/self/fd"))):
+            if fd > 2 and fd != control:
+                with contextlib.suppress(OSError):  # of the list itself
+                    os.close(fd)
+
+    closing = threading.Thread(target=close, name="cachewatch-closing", daemon=True)
+    with contextlib.suppress(RuntimeError):  # there may be no further thread
+        closing.start()
+        closing.join(_CLOSE_S)
 
 
 def _serve(control: socket.socket) -> NoReturn:

@@ -45,7 +45,14 @@ def container_request(
             types.Mount(one.target, one.source, "volume" if one.is_volume else "bind", one.read_only)
             for one in (*spec.mounts, *extra_mounts)
         ],
-        devices=[f"{one.host}:{one.container or one.host}:{one.permissions}" for one in spec.devices],
+        devices=[  # as objects: a path may contain a colon
+            {
+                "PathOnHost": one.host,
+                "PathInContainer": one.container or one.host,
+                "CgroupPermissions": one.permissions,
+            }
+            for one in spec.devices
+        ],
         device_requests=[_gpus(spec.gpus)] if spec.gpus else None,
         shm_size=spec.shm_size_bytes,
         ulimits=[_ulimit(name, str(limit)) for name, limit in spec.ulimits.items()] or None,

@@ -22,6 +22,8 @@ CALL_S = 5.0
 MAKE_S = 120.0
 #: The version of the API that the requests need; each engine is spoken to in its own.
 API_VERSION = "1.40"
+#: The most characters of an engine's words that a person is shown.
+SHOWN_MAX = 400
 _PING_S = 20.0
 
 
@@ -161,10 +163,17 @@ def engine_errors(url: str, what: str) -> Iterator[None]:
         raise InputError(f"the container engine at {url} could not {what}: {reason_of(error)}") from error
 
 
-def reason_of(error: BaseException) -> str:
-    """Return the engine's own words, else the innermost reason of the transport's error; harmless for a terminal."""
+def reason_of(error: BaseException, most: int = SHOWN_MAX) -> str:
+    """Return the engine's own words, else the innermost reason of the transport's error; harmless for a terminal.
+
+    Args:
+        error: of a request.
+        most: the most characters of the engine's words.
+    """
     if explanation := getattr(error, "explanation", None):
-        return for_terminal(redact(str(explanation).strip().rstrip(".")), 400)
+        return for_terminal(redact(str(explanation).strip().rstrip(".")), most)
+    if isinstance(error, InputError):  # it is a sentence already
+        return error.message
     inner = error
     while (deeper := inner.__cause__ or inner.__context__) is not None:
         inner = deeper

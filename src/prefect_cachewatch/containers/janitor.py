@@ -1,12 +1,13 @@
 """The janitor for containers: finds those whose flow and warden have both died, stops and removes them.
 
-It judges a container by its labels: it touches only a container of this user, this machine and this pid namespace, whose
+It judges a container by its labels and its name: it touches only a container of this user, this machine and this pid namespace, whose
 guards have ended, and which was not left running on purpose.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,8 @@ from prefect_cachewatch.supervise.run_files import machine_id, pid_namespace
 from prefect_cachewatch.supervise.tending import wake
 
 RUN_LABEL = "cachewatch.run"
+#: At the beginning of the name of each run's container; the first characters of the run's identifier are its end.
+NAME_PREFIX = "cachewatch-"
 #: At the end of the name of a container that was released: it runs on without guards.
 LEFT_RUNNING = "-left-running"
 
@@ -84,7 +87,7 @@ def clear_containers(engine: str | None = None) -> ContainerReport:
     report = ContainerReport()
     try:
         for url in [engine] if engine else engine_candidates():
-            for found in _labelled(url, RUN_LABEL):
+            for found in _labelled(url, RUN_LABEL) or ():
                 guarded = _is_guarded(found)
                 report.running += bool(guarded)
                 if guarded is False:
@@ -95,26 +98,35 @@ def clear_containers(engine: str | None = None) -> ContainerReport:
 
 
 def clear_run(engine: str, run_token: str) -> bool:
-    """Stop and remove the containers of one run, whoever guards them; return whether none is known to be left.
+    """Stop and remove the containers of one run, whoever guards them; return whether the engine knows of none any more.
 
     Args:
         engine: URL of the engine.
         run_token: the run's identifier.
     """
-    report = ContainerReport()
-    for found in _labelled(engine, f"{RUN_LABEL}={run_token}"):
+    report, labelled = ContainerReport(), _labelled(engine, f"{RUN_LABEL}={run_token}")
+    if labelled is None:
+        return False
+    for found in labelled:
         _clear(engine, found, report)
     return report.survivors == 0
 
 
-def _labelled(url: str, label: str) -> list[dict[str, Any]]:
-    """List the containers with a label, running or not; none if the engine gives no answer."""
+def _labelled(url: str, label: str) -> list[dict[str, Any]] | None:
+    """List the containers of runs with a label, running or not; None if the engine gives no answer."""
     try:
         with closing(connect(url)) as client:
             found: list[dict[str, Any]] = client.containers(all=True, filters={"label": [label]})
     except failures():
-        return []
-    return found
+        return None
+    return [one for one in found if _is_named_as_ours(one)]
+
+
+def _is_named_as_ours(found: dict[str, Any]) -> bool:
+    """Whether a container has the name of its run: an image that was made of one has its labels, and gives them on."""
+    run = str((found.get("Labels") or {}).get(RUN_LABEL) or "")
+    names = [str(name).lstrip("/").removesuffix(LEFT_RUNNING) for name in found.get("Names") or []]
+    return any(name.startswith(NAME_PREFIX) and name.endswith(f"-{run[:8]}") for name in names) and len(run) >= 8
 
 
 def _is_guarded(found: dict[str, Any]) -> bool | None:
@@ -127,8 +139,12 @@ def _is_guarded(found: dict[str, Any]) -> bool | None:
         return None  # it was left running on purpose, and `cachewatch stop` ends it
     if labels.get("cachewatch.boot") != boot_id():
         return False
-    guards = [guard.partition(":")[::2] for guard in str(labels.get("cachewatch.guards", "")).split()]
-    living = [int(pid) for pid, ticks in guards if (pid + ticks).isdigit() and is_alive(int(pid), int(ticks))]
+    guards = [
+        tuple(map(int, guard.split(":")))
+        for guard in str(labels.get("cachewatch.guards", "")).split()
+        if re.fullmatch(r"[0-9]{1,19}:[0-9]{1,19}", guard)
+    ]
+    living = [pid for pid, ticks in guards if is_alive(pid, ticks)]
     wake(living)  # a stopped warden does nothing until it is continued
     return bool(living)
 

@@ -2,7 +2,7 @@
 
 If the engine gives no answer and the container's first process is visible on this host, that process gets the signals
 instead: when it ends, the kernel ends everything in its pid namespace at once, however fast it forks. No call here
-waits longer than the grace period plus half a minute.
+waits longer than the grace period plus three quarters of a minute.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from prefect_cachewatch.supervise.proc import (
 from prefect_cachewatch.supervise.reading import name_processes
 from prefect_cachewatch.supervise.turns import read_each
 
-_KILL_TRIES = 10
-_ANSWER_S = 10.0
+_KILL_WITHIN_S = 10.0
+_ANSWER_S, _SILENT_ANSWER_S = 10.0, 2.0
 _KILL_AGAIN_S = 1.0
 _REMOVE_S = 30.0
 
@@ -143,18 +143,20 @@ class RunningContainer:
         if grace_s > 0 and not self.ended():
             self.signal(self._stop_signal)
             self._await_end(began + grace_s, nap or _sleep)
-        if not self.ended():
-            left = self._named()
-            for _ in range(_KILL_TRIES):
+        if not (ended := bool(self.ended())):
+            left, deadline = self._named(), time.monotonic() + _KILL_WITHIN_S
+            while not ended and time.monotonic() < deadline:
                 self.signal(signal.SIGKILL)
-                if self._await_end(time.monotonic() + _KILL_AGAIN_S, _sleep):
+                if ended := self._await_end(time.monotonic() + _KILL_AGAIN_S, _sleep):
                     break
                 # The engine was asked, without effect. Where the first process hangs in its end, the kernel ends no other.
                 for pid, found in self.tree().items():
                     send_signal(pid, found.start_ticks, signal.SIGKILL)
-        ended, gone_after_s = self.ended(), time.monotonic() - began
-        state = self.final_state(0.0 if self.silent else _ANSWER_S) if ended or self.pid is None else None
-        gone = bool(ended) or state is not None
+                if self.silent:
+                    self.look()  # one late answer is no reason never to ask it again
+        gone_after_s = time.monotonic() - began
+        state = self.final_state(_SILENT_ANSWER_S if self.silent else _ANSWER_S) if ended or self.pid is None else None
+        gone = ended or state is not None
         survivors = [] if gone else self._named() or left
         terminated, killed = _without(before, left), _without(left, survivors)
         return Stopped(gone, gone_after_s, terminated, killed, survivors, state)
@@ -173,7 +175,11 @@ class RunningContainer:
         first = read_stat(self.pid) if self.pid is not None else None
         if self.pid is None or first is None or first.start_ticks != self.start_ticks or first.state in "ZXx":
             return {}
-        return {self.pid: first, **descendants(self.pid)}
+        below, again = descendants(self.pid), read_stat(self.pid)
+        # It was not pinned meanwhile: if it has ended, its pid may be another process's, and so may those found below it.
+        if again is None or again.start_ticks not in (self.start_ticks, -1):
+            return {}
+        return {self.pid: first, **below}
 
     def _await_end(self, deadline_s: float, nap: Callable[[float], float]) -> bool:
         pause_s = 0.005
@@ -242,7 +248,7 @@ def start_ticks_of(pid: int, container: str, run_token: str) -> int | None:
         True
     """
     before = read_stat(pid) if pid > 0 else None
-    if before is None:
+    if before is None or before.start_ticks < 0:  # it hangs, and its start time cannot be read
         return None
     is_ours = container.encode() in read_proc(f"/proc/{pid}/cgroup")
     if not is_ours and read_each([pid], carried_run_token).get(pid) != run_token:

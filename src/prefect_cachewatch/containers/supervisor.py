@@ -21,8 +21,8 @@ from prefect_cachewatch.common.secrets import redact
 from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.containers.creation import container_request
-from prefect_cachewatch.containers.engine import MAKE_S
-from prefect_cachewatch.containers.janitor import clear_containers, clear_run, labels_of_run
+from prefect_cachewatch.containers.engine import MAKE_S, SHOWN_MAX
+from prefect_cachewatch.containers.janitor import NAME_PREFIX, clear_containers, clear_run, labels_of_run
 from prefect_cachewatch.containers.preflight import ContainerPlan
 from prefect_cachewatch.containers.stopping import RunningContainer
 from prefect_cachewatch.errors import CommandError, GuardError, InputError
@@ -120,51 +120,58 @@ class ContainerSupervisor(HelperClient):
         self._reap(_CLOSE_S)
 
     def _spawn_warden(self) -> None:
-        ours, theirs = socket.socketpair()
         stdio = list(self._launch.stdio[1:])
-        with theirs:
-            self._process = spawn_helper(
-                "prefect_cachewatch.containers.warden",
-                theirs.fileno(),
-                sorted({theirs.fileno(), *stdio, *self._launch.hold}),  # locks stay held until the container is gone
-                WARDEN_TITLE,
-            )
-        self._tended = [Tended(self._process.pid)]
-        ours.settimeout(_SEND_S)
-        self._socket = ours
+        request = container_request(
+            # The image that was found, though its tag may lead to another one by now.
+            self.plan.spec.model_copy(update={"image": self.plan.image_id}),
+            self._launch.argv,
+            {**self._launch.env, RUN_TOKEN: self.run_token},
+            {},
+            self.plan.mounts_for(self._cache_dirs),
+        )
         configuration = {
-            "path": [entry for entry in sys.path if entry],
+            "path": [os.path.abspath(entry) for entry in sys.path if entry],  # the warden runs in another directory
             "engine": self.plan.engine,
             "run_token": self.run_token,
             "flow_pid": os.getpid(),
             "grace_s": self._launch.grace_s,
             "stdio": stdio,
-            "name": f"cachewatch-{slugify(self.plan.name)[:40]}-{self.run_token[:8]}",
-            "request": container_request(
-                # The image that was found, though its tag may lead to another one by now.
-                self.plan.spec.model_copy(update={"image": self.plan.image_id}),
-                self._launch.argv,
-                {**self._launch.env, RUN_TOKEN: self.run_token},
-                labels_of_run(self.run_token, self.plan.name, [os.getpid(), self._process.pid]),
-                self.plan.mounts_for(self._cache_dirs),
-            ),
+            "name": f"{NAME_PREFIX}{slugify(self.plan.name)[:40]}-{self.run_token[:8]}",
+            "request": request,
         }
+        ours, theirs = socket.socketpair()
         try:
+            with theirs:
+                self._process = spawn_helper(
+                    "prefect_cachewatch.containers.warden",
+                    theirs.fileno(),
+                    # Locks stay held until the container is gone.
+                    sorted({theirs.fileno(), *stdio, *self._launch.hold}),
+                    WARDEN_TITLE,
+                )
+            self._tended = [Tended(self._process.pid)]
+            request["Labels"] = labels_of_run(self.run_token, self.plan.name, [os.getpid(), self._process.pid])
+            ours.settimeout(_SEND_S)
             ours.sendall(json.dumps(configuration).encode() + b"\n")
-        except OSError as error:
-            raise GuardError(f"the warden process ended before it began: {error.strerror}") from error
+        except BaseException as error:
+            ours.close()  # a warden that has no whole configuration ends
+            if isinstance(error, OSError) and self._process is not None:
+                raise GuardError(f"the warden process ended before it began: {error.strerror}") from error
+            raise
+        self._socket = ours
         self._reader = threading.Thread(target=self._read, name="cachewatch-warden-reader", daemon=True)
         self._reader.start()
 
     def _refusal(self, step: str, why: str) -> InputError:
         image, words = for_terminal(self.plan.spec.image), self.plan.spec.entrypoint or list(self._launch.argv)
         command = f"command {for_terminal(words[0])!r}" if words else "the image's own command"
+        shown = for_terminal(why, SHOWN_MAX)
         if step == "start" and "exec" in why:
             if re.search(r"executable file not found|no such file or directory", why, re.IGNORECASE):
-                return CommandError(f"{command} not found in image {image}: {why}", exit_code=127)
+                return CommandError(f"{command} not found in image {image}: {shown}", exit_code=127)
             if re.search(r"permission denied|exec format error", why, re.IGNORECASE):
-                return CommandError(f"{command} cannot be executed in image {image}: {why}", exit_code=126)
-        return InputError(f"the container engine at {self.plan.engine} could not {step} the container: {why}")
+                return CommandError(f"{command} cannot be executed in image {image}: {shown}", exit_code=126)
+        return InputError(f"the container engine at {self.plan.engine} could not {step} the container: {shown}")
 
     def _read(self) -> None:
         self._listen()

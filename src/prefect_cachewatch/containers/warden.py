@@ -27,6 +27,7 @@ from prefect_cachewatch.common.files import write_all
 from prefect_cachewatch.containers.engine import CALL_S, MAKE_S, connect, failures, reason_of, sdk
 from prefect_cachewatch.containers.janitor import LEFT_RUNNING, clear_run
 from prefect_cachewatch.containers.stopping import RunningContainer, Stopped, is_running
+from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.supervise.proc import read_proc
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
@@ -35,6 +36,8 @@ _OUTPUT_END_S = 5.0
 # A busy engine may carry out a request to create a container after it was given up.
 _LATE_CONTAINER_S = 60.0
 _KEEP_TRYING_S = 600.0
+# The supervisor decides on all of an engine's words, and shows some.
+_WORDS_MAX = 1 << 16
 
 
 class Warden:
@@ -50,6 +53,7 @@ class Warden:
         self.oom_kills = machine_oom_kills()
         self.output = threading.Thread()
         self.early = list[dict[str, Any]]()
+        self.is_asked = False
         self._heard = b""
 
     def say(self, event: str, **data: Any) -> None:
@@ -83,16 +87,23 @@ class Warden:
             asked: the configuration.
         """
         self.grace_s = asked["grace_s"]
+        refusals: tuple[type[Exception], ...] = (InputError, *failures())
         try:
             running = self._make(asked)
-        except failures() as error:
-            self.say("refused", step=asked.get("step", "create"), why=reason_of(error))
+        except refusals as error:
+            self.say("refused", step=asked.get("step", "create"), why=reason_of(error, _WORDS_MAX))
             if self.output.ident is None:
                 pass_on((), *asked["stdio"])
+            if not self.is_asked:
+                return  # nothing can have been made
             end_s = time.monotonic()
             if not isinstance(error, sdk().errors.APIError):
                 end_s += _LATE_CONTAINER_S  # without an answer it may yet be made
+            # What cannot be removed does not hold the locks for ever: a janitor finds it.
+            give_up_s = time.monotonic() + _KEEP_TRYING_S
             while not clear_run(asked["engine"], asked["run_token"]) or time.monotonic() < end_s:
+                if time.monotonic() > give_up_s:
+                    break
                 time.sleep(_LOOK_EVERY_S)
             return
         stopped = self._await_end(running)
@@ -101,6 +112,7 @@ class Warden:
 
     def _make(self, asked: dict[str, Any]) -> RunningContainer:
         client = connect(asked["engine"], MAKE_S)
+        self.is_asked = True
         container = client.create_container_from_config(asked["request"], asked["name"])["Id"]
         asked["request"], asked["step"] = None, "start"  # it contains secrets, and is not needed any more
         # Attach before the start, so that no line of the output is missed. Podman looks for the program at this point.
@@ -178,6 +190,8 @@ class Warden:
         # that is no matter of the engine's patience.
         while not gone and (running.pid is not None or time.monotonic() < end_s):
             time.sleep(_LOOK_EVERY_S)
+            if running.silent:
+                running.look()  # it may answer again, and it alone may be permitted to kill
             running.signal(signal.SIGKILL)
             gone = bool(running.ended())
         running.remove()  # else a janitor does so

@@ -18,7 +18,7 @@ def cannot_go_on(evidence: Evidence) -> bool:
     """Say whether the tree of an evidence is certain never to go on by itself.
 
     Each thread of each process waits without a time limit: for memory of its process alone, for a child in the tree, or
-    for a file lock that one of the tree holds. No process has a timer or handles a signal by which another program might
+    for a file lock, where one of the tree holds each that the process waits for. No process has a timer or handles a signal by which another program might
     wake it, none is stopped or traced, and none has had a turn since the earlier look.
 
     Args:
@@ -31,7 +31,9 @@ def cannot_go_on(evidence: Evidence) -> bool:
     if not alive or evidence.window_s < APART_S or evidence.process_count != len(evidence.processes):
         return False
     parents = {process.parent_pid for process in alive}
-    held = {lock.waiter_pid: lock.holder_in_tree for lock in evidence.locks}
+    held: dict[int, bool] = {}
+    for lock in evidence.locks:  # its threads may wait for several, and each one counts
+        held[lock.waiter_pid] = held.get(lock.waiter_pid, True) and lock.holder_in_tree
     return all(
         _is_still(process)
         and all(

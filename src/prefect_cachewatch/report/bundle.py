@@ -117,9 +117,9 @@ def _fill(
     cut: list[str] = []
     report = replace(content.report, diagnosis=content.cause, bundle=str(final))
     evidence = content.evidence
+    log = _redacted_log(content, time.monotonic() + log_s, cut)  # first: a thread beside it takes of its time
     listing = _Listing(create_file(work / "listing.jsonl.gz"), content, dirs, listing_s)
-    listing.start()
-    log = _redacted_log(content, time.monotonic() + log_s, cut)
+    listing.begin()
     _put(work / "generator.log.gz", gzip.compress(log.encode("utf-8", "surrogateescape"), 6))
     _put(work / "growth.csv", _growth_csv(report).encode())
     cut += listing.wait()
@@ -189,8 +189,18 @@ class _Listing(threading.Thread):
         self._cut = ["listing.jsonl.gz ends early: its file system is full, or a directory failed"]
         self._packer, self._written = zlib.compressobj(1, zlib.DEFLATED, 31), 0
 
+    def begin(self) -> None:
+        """Start, if there may be a further thread; without one the bundle lacks the listing."""
+        try:
+            self.start()
+        except RuntimeError:
+            os.close(self._fd)
+            self._cut = ["listing.jsonl.gz is empty: this user may have no further thread"]
+
     def wait(self) -> list[str]:
         """Wait until it is written, at most as long as it may take; returns what was cut."""
+        if self.ident is None:
+            return self._cut
         self.join(max(0.0, self._end_s + _LISTING_LATE_S - time.monotonic()))
         if self.is_alive():
             return [

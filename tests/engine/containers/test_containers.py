@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from prefect_cachewatch.config import CacheJob, ContainerMount, ContainerSpec
+from prefect_cachewatch.containers import stopping
 from prefect_cachewatch.containers.creation import container_request
 from prefect_cachewatch.containers.engine import engine_candidates, failures, find_engine, ping, reason_of
-from prefect_cachewatch.containers.janitor import clear_containers
+from prefect_cachewatch.containers.janitor import clear_containers, clear_run
 from prefect_cachewatch.containers.preflight import ContainerPlan
 from prefect_cachewatch.containers.stopping import RunningContainer, start_ticks_of
 from prefect_cachewatch.errors import CacheDirectoryError, InputError
+from prefect_cachewatch.supervise.proc import read_stat
 from support import CACHEWATCH, run
 
 
@@ -57,7 +61,8 @@ def test_a_job_needs_a_command_or_a_container_and_a_volume_needs_a_container():
 
 def test_the_request_says_all_that_was_asked_for_and_nothing_else():
     spec = ContainerSpec(
-        image="ghcr.io/o/s:1", entrypoint=["/e"], mounts=["/w:/weights:ro", "vol:/cache"], devices=["/dev/tenstorrent"],
+        image="ghcr.io/o/s:1", entrypoint=["/e"], mounts=["/w:/weights:ro", "vol:/cache"],
+        devices=["/dev/tenstorrent", {"host": "/dev/by-path/0000:01", "container": "/dev/a:b", "permissions": "r"}],
         gpus="device=0,1", shm_size_bytes=1 << 30, ulimits={"memlock": -1, "nofile": "10:20"}, user="1000:1000",
         network="none", workdir="/w", memory_bytes=1 << 33, init=True,
     )  # fmt: skip
@@ -87,7 +92,8 @@ def test_the_request_says_all_that_was_asked_for_and_nothing_else():
             {"Type": "bind", "Source": "/m", "Target": "/m", "ReadOnly": False},
         ],
         "Devices": [
-            {"PathOnHost": "/dev/tenstorrent", "PathInContainer": "/dev/tenstorrent", "CgroupPermissions": "rwm"}
+            {"PathOnHost": "/dev/tenstorrent", "PathInContainer": "/dev/tenstorrent", "CgroupPermissions": "rwm"},
+            {"PathOnHost": "/dev/by-path/0000:01", "PathInContainer": "/dev/a:b", "CgroupPermissions": "r"},
         ],
         "LogConfig": {"Type": "json-file", "Config": {"max-size": "16m"}},
         "ShmSize": 1 << 30,
@@ -227,6 +233,41 @@ def test_an_engine_that_never_answers_costs_the_deadline_and_no_more(silent):
         ping(silent, 0.3)
     assert reason_of(caught.value) == "it does not answer"
     assert clear_containers(silent).leftovers == []
+
+
+def test_an_engine_that_does_not_answer_does_not_say_that_nothing_is_left(tmp_path):
+    assert not clear_run(f"unix://{tmp_path}/none.sock", "f" * 32)
+
+
+class LateEngine:
+    """Answers late once, and then kills what this user may not signal."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process, self.late = process, True
+
+    def inspect_container(self, container: str) -> dict[str, Any]:
+        running = self.process.poll() is None
+        return {"State": {"Running": running, "Pid": self.process.pid if running else 0, "ExitCode": 137}}
+
+    def kill(self, container: str, which: int | str) -> None:
+        if self.late:
+            self.late = False
+            raise TimeoutError
+        self.process.kill()
+        self.process.wait()
+
+
+def test_an_engine_that_answers_late_once_is_asked_again_to_kill(monkeypatch):
+    monkeypatch.setattr(stopping, "send_signal", lambda *_: False)
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            found = read_stat(process.pid)
+            assert found is not None
+            container = RunningContainer(LateEngine(process), "f" * 64, "0" * 32, process.pid, found.start_ticks)
+            stopped = container.stop(0.0)
+        finally:
+            process.kill()
+    assert (stopped.gone, stopped.survivors, [who["pid"] for who in stopped.killed]) == (True, [], [process.pid])
 
 
 def test_a_pid_of_somebody_else_is_not_believed():

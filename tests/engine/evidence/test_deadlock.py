@@ -59,6 +59,9 @@ LIVE = {
     "a parent without a child": evidence(PARENT),
     "a lock of somebody else": evidence(WAITS, locks=(LockWait(7, 99, "FLOCK"),)),
     "a lock without a known holder": evidence(WAITS),
+    "a lock of somebody else beside one of its own": evidence(
+        WAITS, locks=(LockWait(7, 99, "FLOCK"), LockWait(7, 7, "POSIX", holder_in_tree=True))
+    ),
     "a call that is not known": evidence(replace(DEAD, threads=(ThreadFacts(7),))),
 }  # fmt: skip
 
