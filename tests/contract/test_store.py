@@ -363,6 +363,7 @@ def test_a_record_of_a_dead_run_that_was_cut_costs_the_resume_and_no_build(root:
         record.write_bytes(
             whole[:-20] if how == "cut" else whole.replace(b'"started_s": ', b'"started_s": 1e999, "x": ')
         )
+        os.utime(record, (0, 0))  # its writer has ended
     again = offer(root)
     assert not again.adopted and active(root) == again.build_id
     assert (root / NAME / "builds" / left / "a.bin").exists()

@@ -17,7 +17,7 @@ import pytest
 
 from prefect_cachewatch import CacheStore, StoreBusy
 from tests.contract.builds import NAME, Recipe, active, beside, offer, states
-from tests.contract.harness import LONG_S, WELL, Place, eventually
+from tests.contract.harness import LONG_S, WELL, Place, eventually, state
 from tests.contract.on_prefect import WELL as PATIENT
 from tests.contract.test_store_kills import REPOSITORY, reader
 from tests.contract.test_store_locks import worker
@@ -223,6 +223,30 @@ def test_one_of_the_runs_that_wait_takes_over_from_one_that_is_killed(place: Pla
     (place.root / "go").touch()
     assert [run.ended() for run in others] == [0, 0], [run.said for run in others]
     assert len(runs.generations()) == 2 and sum("is whole already" in run.said for run in others) == 1
+    assert CacheStore(place.store).verify(NAME).whole
+
+
+STUBBORN = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with (PLACE / "generated").open("a") as log:
+    print(os.getpid(), file=log)
+Path(sys.argv[1], "0.bin").write_bytes(b"x" * 9000)
+while not (PLACE / "go").exists(): time.sleep(0.05)
+"""
+
+
+def test_who_waits_takes_over_only_when_the_generator_of_a_killed_run_is_gone(place: Place, runs: Runs) -> None:
+    runs._slow = place.program(STUBBORN)
+    first = runs.begin("--grace", "5s")
+    assert eventually(runs.generations, LONG_S)
+    other = runs.begin()
+    assert eventually(lambda: "waiting for it" in other.said, LONG_S)
+    first.process.kill()
+    assert eventually(lambda: len(runs.generations()) == 2, LONG_S), other.said
+    assert state(runs.generations()[0]) in ("", "Z")
+    (place.root / "go").touch()
+    assert other.ended() == 0, other.said
     assert CacheStore(place.store).verify(NAME).whole
 
 

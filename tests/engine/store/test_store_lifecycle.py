@@ -145,6 +145,7 @@ def test_where_nothing_shows_what_is_whole_the_build_begins_with_nothing_and_say
 
     def put(head):
         mark.write_text(head.ljust(MARK_BYTES - 1) + "\n" + text[MARK_BYTES:])
+        os.utime(mark, (0, 0))  # its writer has ended
 
     if how == "copied":
         Path(build.path).rename(store.root / "moved")
