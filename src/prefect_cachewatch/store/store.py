@@ -698,11 +698,12 @@ def _find_abandoned(folder: CacheFolder, key: str) -> tuple[str, Begun] | None:
 
 
 def _size_of_abandoned(folder: CacheFolder, key: str) -> tuple[int, int]:
-    """Return bytes and files of the build of a key to go on with."""
+    """Return the bytes on disk and the files of the build of a key to go on with."""
     for build_id, _ in _abandoned_builds(folder, key):
-        with contextlib.suppress(StoreError), open_build(folder, build_id) as fd:
-            tree = scan_build(fd)
-            return tree.total_bytes, len(tree.files)
+        with contextlib.suppress(StoreError, OSError), open_build(folder, build_id) as fd:
+            files = scan_build(fd).files
+            blocks = {file.path: os.stat(file.path, dir_fd=fd, follow_symlinks=False).st_blocks for file in files}
+            return sum(min(file.size_bytes, 512 * blocks[file.path]) for file in files), len(files)
     return 0, 0
 
 
