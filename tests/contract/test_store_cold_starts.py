@@ -220,6 +220,7 @@ def test_one_of_the_runs_that_wait_takes_over_from_one_that_is_killed(place: Pla
     others = [runs.begin(), runs.begin()]
     assert eventually(lambda: all("waiting for it" in run.said for run in others), LONG_S)
     first.process.kill()
+    first.ended()
     assert eventually(lambda: len(runs.generations()) == 2, LONG_S)
     (place.root / "go").touch()
     assert [run.ended() for run in others] == [0, 0], [run.said for run in others]
@@ -244,6 +245,7 @@ def test_who_waits_takes_over_only_when_the_generator_of_a_killed_run_is_gone(pl
     other = runs.begin()
     assert eventually(lambda: "waiting for it" in other.said, LONG_S)
     first.process.kill()
+    first.ended()
     assert eventually(lambda: len(runs.generations()) == 2, LONG_S), other.said
     assert state(runs.generations()[0]) in ("", "Z")
     (place.root / "go").touch()
