@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from prefect_cachewatch import BuildDamaged, CacheStore, NotEnoughSpace, PublishPolicy, StoreError
+from prefect_cachewatch import BuildDamaged, CacheStore, NotEnoughSpace, PublishPolicy, StoreBusy, StoreError
 from tests.contract.builds import NAME, Fill, Recipe, active, beside, listed, offer, states
 from tests.contract.harness import WELL, Place
 from tests.written import write_safetensors, write_torch
@@ -363,9 +363,109 @@ def test_a_record_of_a_dead_run_that_was_cut_costs_the_resume_and_no_build(root:
         record.write_bytes(
             whole[:-20] if how == "cut" else whole.replace(b'"started_s": ', b'"started_s": 1e999, "x": ')
         )
+        os.utime(record, (0, 0))  # its writer has ended
     again = offer(root)
     assert not again.adopted and active(root) == again.build_id
     assert (root / NAME / "builds" / left / "a.bin").exists()
+
+
+MOVED: dict[str, Callable[[Path], object]] = {
+    "its lock file": lambda build: (build.parents[1] / ".lock").unlink(),
+    "its directory": lambda build: (build.rename(build.parents[2] / "moved"), build.mkdir()),
+    "its record": lambda build: beside(build, ".begun").unlink(),
+    "published by another": lambda build: beside(build, ".json").write_text("{}"),
+}
+
+
+@pytest.mark.parametrize("what", MOVED)
+def test_a_writer_that_may_have_been_replaced_publishes_nothing(root: Path, what: str) -> None:
+    first = offer(root)
+    store, rules = CacheStore(root), PublishPolicy(store=root)
+    with store.begin(NAME, Recipe(cache_key={"v": "2"})) as build:  # type: ignore[arg-type]
+        Path(build.path, "a.bin").write_bytes(b"abc")
+        findings = build.check(rules)
+        MOVED[what](Path(build.path))
+        with pytest.raises(StoreError):
+            build.publish(rules, findings=findings)
+    assert active(root) == first.build_id and store.verify(NAME).whole
+
+
+def left_by(root: Path, how: str) -> Path:
+    """A build of a run that died, with its record changed."""
+
+    def dies(build: Path) -> None:
+        (build / "a.bin").write_bytes(b"abc")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        offer(root, dies)
+    (build,) = (path for path in (root / NAME / "builds").iterdir() if path.is_dir())
+    record = beside(build, ".begun")
+    data = record.read_bytes()
+    body = json.loads(data[256:])
+    if how != "of this boot":
+        body["boot"] = "another"
+    if how == "of another machine":
+        body["machine"] = "another"
+    rest = b'old": 1}' if how == "of this boot" else b""
+    record.write_bytes(data[:256] + json.dumps(body).encode() + b"\n" + rest)
+    os.utime(record, (0, 0))  # its writer has ended
+    return build
+
+
+@pytest.mark.parametrize("how", ["of this boot", "of another boot", "of another machine"])
+def test_a_build_is_resumed_only_on_the_machine_that_began_it(root: Path, how: str) -> None:
+    build = left_by(root, how)
+    has_id = Path("/etc/machine-id").exists() and Path("/etc/machine-id").read_text().strip() != ""
+    expected = how == "of this boot" or (how == "of another boot" and has_id)
+    again = offer(root)
+    assert (again.adopted, again.path == build) == (expected, expected)
+
+
+def test_a_build_that_was_current_is_never_resumed(root: Path) -> None:
+    first = offer(root)
+    beside(first.path, ".json").unlink()
+    again = offer(root, {"other.bin": b"x"})
+    assert not again.adopted and (first.path / "a.bin").exists() and active(root) == again.build_id
+
+
+def test_a_record_that_was_just_touched_is_waited_for_unless_its_writer_is_known_to_be_gone(root: Path) -> None:
+    record = beside(left_by(root, "of this boot"), ".begun")
+    os.utime(record)  # its process is this one, and lives
+    with pytest.raises(StoreBusy) as caught:
+        offer(root)
+    assert caught.value.data["key"] == Recipe(cache_key={"v": "1"}).key
+    os.utime(record, (0, 0))
+    assert offer(root).adopted
+
+
+def test_a_run_takes_nothing_back_that_is_known_against_a_build(root: Path) -> None:
+    store = CacheStore(root)
+    first, bad = offer(root), offer(root)
+    store.rollback(NAME)
+    with pytest.raises(StoreError, match="rolled back"):
+        store.activate(NAME, bad.build_id, forgive=False)
+    assert active(root) == first.build_id and listed(root)[bad.build_id].status == "rolled_back"
+    assert store.activate(NAME, bad.build_id).previous == first.build_id
+
+
+def test_an_unhealthy_build_gives_way_to_what_was_current_right_before_it(root: Path) -> None:
+    store = CacheStore(root)
+    first, second = offer(root), offer(root)
+    store.activate(NAME, first.build_id)
+    third = offer(root)
+    assert store.rollback(NAME, expected=third.build_id, unhealthy="exit 7", verify="full").build_id == first.build_id
+    assert store.activate(NAME, second.build_id, verify="full").previous == first.build_id
+
+
+def test_a_lock_file_that_has_another_name_too_is_refused(root: Path) -> None:
+    first = offer(root)
+    (root / "theirs").write_text("theirs")
+    (root / NAME / ".lock").unlink()
+    os.link(root / "theirs", root / NAME / ".lock")
+    with pytest.raises(StoreError, match="remove it"):
+        offer(root)
+    assert ((root / "theirs").read_text(), active(root)) == ("theirs", first.build_id)
 
 
 def listed_directories(root: Path) -> list[str]:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,16 +17,16 @@ import pytest
 
 from prefect_cachewatch import CacheStore, StoreBusy
 from tests.contract.builds import NAME, Recipe, active, beside, offer, states
-from tests.contract.harness import LONG_S, WELL, Place, eventually
+from tests.contract.harness import LONG_S, WELL, Place, eventually, state
 from tests.contract.on_prefect import WELL as PATIENT
 from tests.contract.test_store_kills import REPOSITORY, reader
 from tests.contract.test_store_locks import worker
 from tests.prefect_server import PATIENCE_S, Server, flow_process_of
 
 
-def cold_starts(root: Path, count: int, step: int | None = None) -> list[str]:
+def cold_starts(root: Path, count: int, step: int | None = None, before: Sequence[str] = ()) -> list[str]:
     """Let processes begin at once, one of them killed at its step-th call; returns what each came to, nothing of a killed one."""
-    workers = [worker(root, "cold", *([step] if step and not number else [])) for number in range(count)]
+    workers = [worker(root, "cold", *([step] if step and not number else []), before=before) for number in range(count)]
     for process in workers:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
     for process in workers:
@@ -128,7 +128,8 @@ def test_within_two_beats_one_of_those_that_wait_takes_over_from_a_host_that_is_
         if lock == "not seen from here":
             (root / NAME / ".lock").unlink()
         began_s = time.monotonic()
-        results = cold_starts(root, 4)
+        # Processes of another host are not seen.
+        results = cold_starts(root, 4, before=["unshare", "-pf", "--mount-proc", "--kill-child"])
         assert sorted(results) == ["cached"] * 3 + ["generated"]
         assert time.monotonic() - began_s > 15, "a beat was waited for"
         assert_one_at_a_time(root)
@@ -219,11 +220,36 @@ def test_one_of_the_runs_that_wait_takes_over_from_one_that_is_killed(place: Pla
     others = [runs.begin(), runs.begin()]
     assert eventually(lambda: all("waiting for it" in run.said for run in others), LONG_S)
     first.process.kill()
-    first.process.wait()
+    first.ended()
     assert eventually(lambda: len(runs.generations()) == 2, LONG_S)
     (place.root / "go").touch()
     assert [run.ended() for run in others] == [0, 0], [run.said for run in others]
     assert len(runs.generations()) == 2 and sum("is whole already" in run.said for run in others) == 1
+    assert CacheStore(place.store).verify(NAME).whole
+
+
+STUBBORN = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with (PLACE / "generated").open("a") as log:
+    print(os.getpid(), file=log)
+Path(sys.argv[1], "0.bin").write_bytes(b"x" * 9000)
+while not (PLACE / "go").exists(): time.sleep(0.05)
+"""
+
+
+def test_who_waits_takes_over_only_when_the_generator_of_a_killed_run_is_gone(place: Place, runs: Runs) -> None:
+    runs._slow = place.program(STUBBORN)
+    first = runs.begin("--grace", "5s")
+    assert eventually(runs.generations, LONG_S)
+    other = runs.begin()
+    assert eventually(lambda: "waiting for it" in other.said, LONG_S)
+    first.process.kill()
+    first.ended()
+    assert eventually(lambda: len(runs.generations()) == 2, LONG_S), other.said
+    assert state(runs.generations()[0]) in ("", "Z")
+    (place.root / "go").touch()
+    assert other.ended() == 0, other.said
     assert CacheStore(place.store).verify(NAME).whole
 
 

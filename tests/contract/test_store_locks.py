@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,9 +19,9 @@ from tests.contract.harness import LONG_S, WELL, Place, eventually
 from tests.contract.test_store_kills import REPOSITORY, reader
 
 
-def worker(root: Path, *words: object) -> subprocess.Popen[str]:
+def worker(root: Path, *words: object, before: Sequence[str] = ()) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.contract.store_worker", str(root), *map(str, words)],
+        [*before, sys.executable, "-m", "tests.contract.store_worker", str(root), *map(str, words)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY,
     )  # fmt: skip
 

@@ -129,7 +129,12 @@ def _generate(
         raise InputError("--storage is empty: name the storage, as its concurrency limit is named")
     storage = build_model(Storage, name=options["storage"]) if options["storage"] else None
     if publish is not None:
-        PublishSession(job, publish, files=files).require_space()
+        session = PublishSession(job, publish, files=files)
+        # Room is asked for if it has to be generated; of a container's image the key is not known yet.
+        if job.container is not None or session.find_cached() is not None:
+            session.store.require_fit()
+        else:
+            session.require_space(clean=retry.on_retry == "clean")
     # Checked here too, so that bad input is refused without a server; the flow checks again and keeps the lock.
     named = [path for path in place.job.cache_dirs if CACHE_DIR_PLACEHOLDER not in str(path)]
     place.relocated(place.job.model_copy(update={"cache_dirs": named})).open_site(files=files).close()

@@ -116,14 +116,18 @@ class PublishSession(Closing):
             return None
         return max(builds, key=lambda build: build.finished_at or "").total_bytes if builds else None
 
-    def require_space(self) -> None:
+    def require_space(self, *, clean: bool) -> None:
         """Refuse a generation if there is no room for it, or no store can be there.
+
+        Args:
+            clean: whether the build of a killed run is discarded rather than resumed.
 
         Raises:
             NotEnoughSpace: the store has less than 1.1 times the expected size, or the size of the last build.
             StoreError: its file system lacks what a store needs.
         """
-        self.store.require_space(self.name, expected_bytes=self._source.expected_bytes)
+        resumes = None if clean or self.policy.force else self.recipe.key
+        self.store.require_space(self.name, expected_bytes=self._source.expected_bytes, resumes=resumes)
 
     def find_cached(self) -> Publication | None:
         """Check whether the cache exists already: of the same key, and whole by the policy's measure.
@@ -160,12 +164,12 @@ class PublishSession(Closing):
             self._require_answer()
             if (found := self.find_cached()) is not None:
                 return found
-            self.require_space()
+            self.require_space(clean=clean)
             try:
                 self.begin(clean=clean)
             except StoreBusy as busy:
                 waited_s = time.monotonic() - began_s
-                if self.policy.force or busy.data.get("key", "") not in (None, self.recipe.key):
+                if self.policy.force or busy.data.get("key") not in (None, self.recipe.key):
                     raise
                 if limit_s is not None and waited_s > limit_s:
                     raise StoreBusy(
@@ -361,7 +365,9 @@ class PublishSession(Closing):
         Returns:
             The publication with the build that it replaced.
         """
-        switched = self.store.activate(self.name, publication.build_id)
+        written = self._target is not None and self._target.build_id == publication.build_id
+        writer = self._target if written else None
+        switched = self.store.activate(self.name, publication.build_id, forgive=False, writer=writer)
         self.publication = replace(publication, current=self.current, previous=switched.previous)
         return self.publication
 

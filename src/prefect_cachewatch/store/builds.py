@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -17,7 +17,17 @@ from prefect_cachewatch.store.folder import LOCK, CacheFolder, open_build, read_
 from prefect_cachewatch.store.locks import boot_id, is_locked, read_note
 from prefect_cachewatch.store.manifest import Manifest, decode_manifest
 from prefect_cachewatch.store.names import BUILD_ID
-from prefect_cachewatch.store.records import BAD, BEAT_S, BEGUN, MANIFEST, Begun, beat_age_s, read_bad, read_begun
+from prefect_cachewatch.store.records import (
+    BAD,
+    BEAT_S,
+    BEGUN,
+    MANIFEST,
+    Begun,
+    beat_age_s,
+    read_bad,
+    read_beat_ns,
+    read_begun,
+)
 from prefect_cachewatch.store.verification import Verdict, verify_files
 
 # 100,000 files with long names take some 30 MB.
@@ -136,7 +146,7 @@ def has_writer(folder: CacheFolder) -> bool:
 
 def beats_elsewhere(folder: CacheFolder, build_id: str, begun: Begun) -> bool:
     """Say whether a writer on another host shows that it lives; its lock may not be seen from here."""
-    if begun.boot in ("", boot_id()):
+    if begun.boot == boot_id():
         return False
     try:
         return beat_age_s(folder, build_id) < 2 * BEAT_S
@@ -146,12 +156,25 @@ def beats_elsewhere(folder: CacheFolder, build_id: str, begun: Begun) -> bool:
         return True  # two writers at once would be worse
 
 
-def find_foreign_writer(folder: CacheFolder, but: str | None = None) -> tuple[str, Begun] | None:
-    """Find a build that a writer on another host is at; `but` is left out."""
+def find_silent(folder: CacheFolder, but: Collection[str] = ()) -> dict[str, int]:
+    """Find builds whose writer on another host is silent but has not said that it ended: their last signs."""
+    found: dict[str, int] = {}
+    for build_id in build_ids(folder):
+        begun = read_begun(folder, build_id)
+        if build_id in but or begun is None or begun.boot == boot_id() or is_finished(folder, build_id):
+            continue
+        with contextlib.suppress(OSError, StoreError):
+            if (beat_ns := read_beat_ns(folder, build_id)) and not 0 <= beat_age_s(folder, build_id) < 2 * BEAT_S:
+                found[build_id] = beat_ns
+    return found
+
+
+def find_foreign_writer(folder: CacheFolder, but: Collection[str] = ()) -> tuple[str, Begun] | None:
+    """Find a build that a writer on another host is at; those of `but` are left out."""
     for build_id in build_ids(folder):
         begun = read_begun(folder, build_id)
         if (
-            build_id != but
+            build_id not in but
             and begun is not None
             and not is_finished(folder, build_id)
             and beats_elsewhere(folder, build_id, begun)

@@ -19,6 +19,8 @@ from prefect_cachewatch.store.names import check_build_id, check_cache_name
 
 BUILDS, CURRENT, LOCK, _SWITCH = "builds", "current", ".lock", ".switch"
 _SWITCH_WAIT_S = 60.0
+#: A publisher waits this long for the switch: what it has written took hours, and a switch that reads all takes minutes.
+PUBLISH_WAIT_S = 3600.0
 _LINK = re.compile(r"builds/([^/]+)/?")
 
 
@@ -89,9 +91,10 @@ def open_folder(root: Path, name: str, *, create: bool = False, change: bool = F
     with contextlib.ExitStack() as stack:
         root_fd = _open(stack, None, str(root), str(root), create=False)
         fd = _open(stack, root_fd, name, path, create=create)
+        if create or change:
+            _refuse_planted(fd, root_fd, path)  # before anything is made in it
         builds_fd = _open(stack, fd, BUILDS, f"{path}/{BUILDS}", create=create)
         if create or change:
-            _refuse_planted(fd, root_fd, path)
             _refuse_planted(builds_fd, fd, f"{path}/{BUILDS}")
         owner = os.fstat(fd).st_uid
         if create and os.geteuid() not in (owner, 0):
@@ -145,13 +148,24 @@ def open_build(folder: CacheFolder, build_id: str) -> Iterator[int]:
         yield fd
 
 
-def hold_switch(folder: CacheFolder, purpose: str) -> HeldLock:
+def hold_switch(folder: CacheFolder, purpose: str, *, wait_s: float = _SWITCH_WAIT_S) -> HeldLock:
     """Keep other processes from switching, adopting or removing builds, and from writing records, for a moment.
 
     Raises:
-        StoreBusy: another process holds the lock for longer than a minute.
+        StoreBusy: another process holds the lock for longer than a minute, or than `wait_s`.
     """
-    return hold_exclusive(folder.fd, _SWITCH, purpose, wait_s=_SWITCH_WAIT_S)
+    return hold_exclusive(folder.fd, _SWITCH, purpose, wait_s=wait_s)
+
+
+def refuse_planted_folder(folder: CacheFolder) -> None:
+    """Refuse to write into a folder that another user made where all may write; raises StoreError."""
+    try:
+        refuse_planted(os.fstat(folder.fd), os.stat("..", dir_fd=folder.fd), "it", folder.path)
+        refuse_planted(os.fstat(folder.builds_fd), os.fstat(folder.fd), "it", folder.path)
+    except FileRefused as error:
+        raise StoreError(
+            f"{for_terminal(folder.path, 1000)} is not used: {error}; remove it", path=folder.path
+        ) from None
 
 
 def read_current(folder: CacheFolder) -> str | None:

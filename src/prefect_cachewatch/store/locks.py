@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import time
 import weakref
 from collections.abc import Callable
@@ -56,8 +57,13 @@ class HeldLock(Closing):
         note["since"] = datetime.now(UTC).isoformat(timespec="seconds")
         data = json.dumps(note).encode("ascii") + b"\n"
         with contextlib.suppress(OSError), Opened(taken(self._fd)) as fd:
+            os.ftruncate(fd, 0)  # first: a write that fails must not leave the note of an earlier holder
             os.pwrite(fd, data, 0)
-            os.ftruncate(fd, len(data))
+
+    def is_still(self, directory_fd: int, name: str) -> bool:
+        """Say whether the name still leads to the locked file; raises OSError."""
+        with Opened(taken(self._fd)) as fd:
+            return _is_still(directory_fd, name, fd)
 
     def release(self) -> None:
         """Release the lock; a second call has no effect."""
@@ -149,7 +155,7 @@ def is_locked(directory_fd: int, name: str, *, by_readers: bool) -> bool:
         mode = os.O_RDWR if by_readers and os.access(name, os.W_OK, dir_fd=directory_fd) else os.O_RDONLY
         fd = os.open(name, mode | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory_fd)
     except PermissionError:
-        return any(holder.exclusive for holder in _kernel_holders(directory_fd, name))
+        return any(holder.exclusive for holder in kernel_holders(directory_fd, name))
     except OSError:
         return False
     with Opened(fd):
@@ -195,7 +201,7 @@ def find_holder(directory_fd: int, name: str) -> tuple[str, dict[str, Any]]:
         process that wrote this no longer holds it, `pid 815: tar -c /store`. And the holder's note; empty if it has written
         none yet.
     """
-    holders = _kernel_holders(directory_fd, name)
+    holders = kernel_holders(directory_fd, name)
     note = read_note(directory_fd, name)
     try:
         pid, boot = int(note["pid"]), str(note["boot"])
@@ -210,7 +216,8 @@ def find_holder(directory_fd: int, name: str) -> tuple[str, dict[str, Any]]:
     return "a process that cannot be seen from here (another user's, in a container, or on another host)", note
 
 
-def _kernel_holders(directory_fd: int, name: str) -> list[LockHolder]:
+def kernel_holders(directory_fd: int, name: str) -> list[LockHolder]:
+    """Find the processes of this host that hold a lock on a file; those of another pid namespace are not seen."""
     try:
         return find_holders(os.stat(name, dir_fd=directory_fd, follow_symlinks=False))
     except OSError:
@@ -229,8 +236,13 @@ def _hold(
                 raise StoreError(f"the lock file '{for_terminal(name)}' is a symbolic link: remove it") from None
             raise
         try:
+            if flags & os.O_CREAT:
+                _refuse_foreign(directory_fd, name, fd)
             if take(fd) and _is_still(directory_fd, name, fd):
                 return HeldLock(fd)
+        except StoreError:
+            os.close(fd)
+            raise
         except OSError as error:
             os.close(fd)
             raise StoreError(
@@ -247,8 +259,16 @@ def _hold(
         pause_s = min(2 * pause_s, _RETRY_MAX_S)
 
 
+def _refuse_foreign(directory_fd: int, name: str, fd: int) -> None:
+    """Refuse a file that somebody else put in a lock file's place, since a note is written into it."""
+    found = os.fstat(fd)
+    trusted = (os.geteuid(), os.fstat(directory_fd).st_uid)  # the server of a share may make root another user
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or found.st_uid not in trusted:
+        raise StoreError(f"the lock file '{for_terminal(name)}' was put there by something else: remove it")
+
+
 def _is_still(directory_fd: int, name: str, fd: int) -> bool:
-    # Another process removed or replaced the file between our open and the lock: then our lock protects nothing.
+    # Another process removed or replaced the file since our open: then our lock protects nothing.
     try:
         there = os.stat(name, dir_fd=directory_fd, follow_symlinks=False)
     except FileNotFoundError:

@@ -27,6 +27,8 @@ from prefect_cachewatch.store.files import (
 )
 from prefect_cachewatch.store.folder import CacheFolder
 from prefect_cachewatch.store.locks import boot_id
+from prefect_cachewatch.supervise.proc import is_alive, read_stat
+from prefect_cachewatch.supervise.run_files import pid_namespace
 
 BEGUN, MANIFEST, BAD = ".begun", ".json", ".bad"
 #: A writer shows this often that it lives; after two beats without a sign it is taken for gone with its host.
@@ -53,33 +55,64 @@ class Begun:
     removed: tuple[tuple[str, int, int], ...] = ()
     #: Whether it was current once, and another build was made current since.
     was_current: bool = False
+    #: The machine's lasting identifier, empty if it has none, and the writer: its pid namespace, pid and start.
+    machine: str = ""
+    writer: tuple[str, int, int] = ("", 0, 0)
 
     @classmethod
     def now(cls, key: str, started_s: float) -> Self:
         """Describe a build that this process begins."""
-        return cls(key, socket.gethostname(), boot_id(), started_s)
+        me = read_stat(os.getpid())
+        writer = (pid_namespace(), os.getpid(), me.start_ticks if me is not None else -1)
+        return cls(key, socket.gethostname(), boot_id(), started_s, machine=_machine(), writer=writer)
 
     @property
     def is_of_this_host(self) -> bool:
         """Whether its writer's locks are seen from here, or its writer ended with this machine's last boot."""
-        return self.boot == boot_id() or self.host == socket.gethostname()
+        rebooted = bool(self.machine) and (self.machine, self.host) == (_machine(), socket.gethostname())
+        return self.boot == boot_id() or rebooted
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its writer is known to have ended: it ran here, and its process is gone."""
+        namespace, pid, start_ticks = self.writer
+        here = pid > 0 and self.boot == boot_id() and namespace == pid_namespace() != ""
+        return here and not is_alive(pid, start_ticks)
+
+    def by(self, other: Begun) -> Begun:
+        """The same build, continued by another writer."""
+        return replace(self, host=other.host, boot=other.boot, machine=other.machine, writer=other.writer)
+
+
+def _machine() -> str:
+    try:
+        with open("/etc/machine-id") as file:
+            return file.read(100).strip()
+    except OSError:
+        return ""
 
 
 def read_begun(folder: CacheFolder, build_id: str) -> Begun | None:
     """Read a build's record; None if no run of this store began such a build."""
     try:
         data = read_small_file(folder.builds_fd, build_id + BEGUN, _LIMIT_BYTES)
-        body = json.loads(data[MARK_BYTES:])
+        body = _parse(data[MARK_BYTES:])
         datetime.fromtimestamp(float(body["started_s"]), UTC)  # a time that a clock shows
         removed = tuple((str(path), int(size), int(at_ns)) for path, size, at_ns in body["removed"])
         return Begun(
             str(body["key"]), str(body["host"]), str(body["boot"]), float(body["started_s"]),
-            tuple(map(str, body["reported"])), removed, bool(body["was_current"]),
+            tuple(map(str, body["reported"])), removed, bool(body["was_current"]), str(body["machine"]),
+            (str(body["writer"][0]), int(body["writer"][1]), int(body["writer"][2])),
         )  # fmt: skip
     except FileNotFoundError:
         return None
     except (OSError, StoreError, ValueError, LookupError, TypeError, RecursionError, OverflowError):
         return Begun()
+
+
+def _parse(data: bytes) -> Any:
+    # What follows is the rest of a longer record, whose writer was killed before it cut the file.
+    return json.JSONDecoder().raw_decode(data.decode("ascii"))[0]
 
 
 def write_begun(folder: CacheFolder, build_id: str, begun: Begun) -> None:
@@ -92,7 +125,10 @@ def write_begun(folder: CacheFolder, build_id: str, begun: Begun) -> None:
         if os.fstat(fd).st_size < MARK_BYTES:
             os.pwrite(fd, _NO_MARK, 0)
         data = json.dumps(asdict(begun)).encode("ascii") + b"\n"
-        os.ftruncate(fd, MARK_BYTES + os.pwrite(fd, data, MARK_BYTES))
+        done = 0
+        while done < len(data):  # a disk that fills up takes a part first, and refuses the rest
+            done += os.pwrite(fd, data[done:], MARK_BYTES + done)
+        os.ftruncate(fd, MARK_BYTES + done)
         os.fsync(fd)
     sync_directory(folder.builds_fd)
 
@@ -101,7 +137,7 @@ def note_reported(path: str, paths: Sequence[str]) -> None:
     """Note in a record, by its path, the files that a run saw open or growing at its end; raises OSError, and may hang."""
     with open(path, "r+b") as file:
         file.seek(MARK_BYTES)
-        body = json.loads(file.read(_LIMIT_BYTES)) | {"reported": list(paths)}
+        body = _parse(file.read(_LIMIT_BYTES)) | {"reported": list(paths)}
         file.seek(MARK_BYTES)
         file.write(json.dumps(body).encode("ascii") + b"\n")
         file.truncate()
@@ -125,14 +161,19 @@ def note_growth(folder: CacheFolder, build_id: str) -> None:
 
 
 def read_growth(folder: CacheFolder, build_id: str, build_fd: int) -> int | str:
-    """Return the moment after which an earlier attempt's last growth came, or why it is unknown."""
+    """Return the moment after which an earlier attempt's last growth came, or why it is unknown.
+
+    Raises:
+        OSError: the file system refuses the look; then nothing is known of the files either, and none may be removed.
+        StoreError: there is no regular file in the record's place.
+    """
+    if not holds_change_times(folder.builds_fd):
+        return "on its file system any program may set a file's change time"
     try:
-        if not holds_change_times(folder.builds_fd):
-            return "on its file system any program may set a file's change time"
         data = read_small_file(folder.builds_fd, build_id + BEGUN, _LIMIT_BYTES)[:MARK_BYTES]
-        return read_mark(data, build_fd, make_stamp(folder.builds_fd).changed_ns)
-    except (OSError, StoreError) as error:
-        return f"{build_id}{BEGUN} cannot be read: {error}"
+    except FileNotFoundError:
+        return f"{build_id}{BEGUN} is gone"
+    return read_mark(data, build_fd, make_stamp(folder.builds_fd).changed_ns)
 
 
 def beat_age_s(folder: CacheFolder, build_id: str) -> float:
@@ -140,14 +181,19 @@ def beat_age_s(folder: CacheFolder, build_id: str) -> float:
 
     Where no file can be made, as on a full disk, it is this host's clock, less than an hour.
     """
-    # Opened, so that NFS asks its server.
-    with Opened(open_small_file(folder.builds_fd, build_id + BEGUN, _LIMIT_BYTES)) as fd:
-        beat_ns = os.fstat(fd).st_mtime_ns
+    beat_ns = read_beat_ns(folder, build_id)
     try:
         now_ns = make_stamp(folder.builds_fd).changed_ns
     except OSError:
         now_ns = time.time_ns() - _CLOCKS_DIFFER_NS
     return (now_ns - beat_ns) / 1e9
+
+
+def read_beat_ns(folder: CacheFolder, build_id: str) -> int:
+    """Return when a writer last showed that it lives, 0 if it has ended; raises OSError if it has no record."""
+    # Opened, so that NFS asks its server.
+    with Opened(open_small_file(folder.builds_fd, build_id + BEGUN, _LIMIT_BYTES)) as fd:
+        return os.fstat(fd).st_mtime_ns
 
 
 def end_beat(folder: CacheFolder, build_id: str) -> None:

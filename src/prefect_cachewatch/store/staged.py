@@ -36,15 +36,16 @@ from prefect_cachewatch.store.checks import (
 from prefect_cachewatch.store.contents import inspect_build
 from prefect_cachewatch.store.files import (
     empty_trash,
+    exists,
     move_to_trash,
     refusing,
     remove_file,
     sync_directory,
     write_durably,
 )
-from prefect_cachewatch.store.folder import CacheFolder, hold_switch, open_build
+from prefect_cachewatch.store.folder import LOCK, PUBLISH_WAIT_S, CacheFolder, hold_switch, open_build
 from prefect_cachewatch.store.holes import describe_unwritten, find_unwritten
-from prefect_cachewatch.store.locks import hold_shared
+from prefect_cachewatch.store.locks import HeldLock, hold_shared
 from prefect_cachewatch.store.manifest import FileEntry, LinkEntry, Manifest, encode_manifest
 from prefect_cachewatch.store.names import cache_key_digest
 from prefect_cachewatch.store.policy import PublishPolicy
@@ -97,6 +98,8 @@ class StagedBuild(Closing):
         recipe: BuildRecipe,
         begun: Begun,
         *,
+        lock: HeldLock,
+        directory_fd: int,
         adopted: bool,
         last_bytes: int | None,
     ) -> None:
@@ -109,6 +112,7 @@ class StagedBuild(Closing):
         self.notes: list[str] = []
         """Sentences for the user about what was found and removed."""
         self._folder, self._resources, self._begun, self._last_bytes = folder, resources, begun, last_bytes
+        self._lock, self._directory_fd = lock, directory_fd
         self._content: tuple[BuildTree, PublishPolicy, list[Finding]] | None = None
         self._done = False
 
@@ -139,7 +143,8 @@ class StagedBuild(Closing):
             StoreError: a file cannot be removed; then no file counts as whole, and the next call tries again.
         """
         self._require_open()
-        with open_build(self._folder, self.build_id) as fd:
+        with refusing("resume", self.path), open_build(self._folder, self.build_id) as fd:
+            self._require_mine(fd)
             tree = scan_build(fd)
             known = read_growth(self._folder, self.build_id, fd)
             recorded = read_begun(self._folder, self.build_id) or Begun()
@@ -196,6 +201,7 @@ class StagedBuild(Closing):
         """
         self._require_open()
         with open_build(self._folder, self.build_id) as fd:
+            self._require_mine(fd)
             self.checked = tree = scan_build(fd)
             found = [*check_tree(tree, policy, self._last_bytes), *extra]
             if lost := find_unreplaced(self.removed, tree.files):
@@ -245,6 +251,7 @@ class StagedBuild(Closing):
         builds_fd, name = self._folder.builds_fd, self.build_id + MANIFEST
         with refusing("publish", self.path, "; it stays unfinished, and what is current stays so"):
             with open_build(self._folder, self.build_id) as fd:
+                self._require_mine(fd)
                 files, _ = digest_build(fd, ignore=policy.ignore, sync=True, threads=threads)
                 # The digests took a while: the build must still be what was checked.
                 if scan_build(fd) != self.checked:
@@ -253,7 +260,10 @@ class StagedBuild(Closing):
                         path=self.path,
                     )
             manifest = self._manifest(policy, files, findings, growth)
-            with hold_switch(self._folder, "publish a build"):
+            with hold_switch(self._folder, "publish a build", wait_s=PUBLISH_WAIT_S):
+                self.require_writer()
+                if exists(builds_fd, name):
+                    raise StoreError(f"another process has published {self.path}: use that one", path=self.path)
                 # In one step: the manifest makes the build whole.
                 write_durably(builds_fd, name, encode_manifest(manifest))
                 # Held until this object is closed, which is after the activation: a clean-up in between would take
@@ -278,6 +288,7 @@ class StagedBuild(Closing):
         self._require_open()
         told = [{**asdict(finding), "paths": list(finding.paths[:1000])} for finding in findings]
         with refusing("refuse", self.path), hold_switch(self._folder, "refuse a build"):
+            self.require_writer()
             write_bad(self._folder, self.build_id, "refused", message, time.time(), key=self.recipe.key, findings=told)
         self._done = True
         return self.path
@@ -285,7 +296,8 @@ class StagedBuild(Closing):
     def clean(self) -> None:
         """Empty the directory but keep it, since the watch holds it open."""
         self._require_open()
-        with open_build(self._folder, self.build_id) as fd:
+        with refusing("empty", self.path), open_build(self._folder, self.build_id) as fd:
+            self._require_mine(fd)
             done = empty_directory(fd)
             sync_directory(fd)
         self._note(removed=())
@@ -300,7 +312,8 @@ class StagedBuild(Closing):
         with refusing("remove", self.path), hold_switch(self._folder, "discard a build"):
             move_to_trash(self._folder.builds_fd, self.build_id)
             remove_file(self._folder.builds_fd, self.build_id + BEGUN)
-        empty_trash(self._folder.builds_fd)
+        with refusing("remove", self.path):
+            empty_trash(self._folder.builds_fd)
         self._done = True
 
     def close(self) -> None:
@@ -309,6 +322,31 @@ class StagedBuild(Closing):
             self._done = True
             end_beat(self._folder, self.build_id)
         self._resources.close()
+
+    def require_writer(self) -> None:
+        """Refuse if another process may be the writer by now; the caller holds the switch's lock.
+
+        Raises:
+            StoreError: the lock file or the build was moved or replaced since this process began.
+        """
+        with open_build(self._folder, self.build_id) as fd:
+            self._require_mine(fd)
+        if not self._lock.is_still(self._folder.fd, LOCK):
+            raise StoreError(
+                f"this process is no longer the writer of {self.path}: its lock file {LOCK} was removed or replaced, "
+                "and another may have taken over; generate it again",
+                path=self.path,
+            )
+
+    def _require_mine(self, build_fd: int) -> None:
+        """Refuse a directory that is not the one that this process began; the one is open all the time, so its inode stays."""
+        there, ours = os.fstat(build_fd), os.fstat(self._directory_fd)
+        same = (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+        if not same or not exists(self._folder.builds_fd, self.build_id + BEGUN):
+            raise StoreError(
+                f"{self.path} or its {BEGUN} was moved or replaced while it was written: generate it again",
+                path=self.path,
+            )
 
     def _require_open(self) -> None:
         if self._done:

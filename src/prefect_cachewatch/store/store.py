@@ -10,11 +10,12 @@ import glob
 import math
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 from prefect_cachewatch.common.closing import Closing
+from prefect_cachewatch.common.files import LOCK_FILE
 from prefect_cachewatch.common.removal import make_stamp
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
@@ -23,6 +24,7 @@ from prefect_cachewatch.store.builds import (
     BuildInfo,
     build_ids,
     find_foreign_writer,
+    find_silent,
     has_writer,
     is_finished,
     list_builds,
@@ -52,6 +54,7 @@ from prefect_cachewatch.store.folder import (
     open_build,
     open_folder,
     read_current,
+    refuse_planted_folder,
     require_current,
 )
 from prefect_cachewatch.store.formats import Finding
@@ -60,6 +63,8 @@ from prefect_cachewatch.store.locks import (
     boot_id,
     hold_exclusive,
     hold_shared,
+    is_locked,
+    kernel_holders,
     read_note,
     replace_lock_file,
     told_ns,
@@ -75,13 +80,17 @@ from prefect_cachewatch.store.records import (
     clear_bad,
     end_beat,
     read_bad,
+    read_beat_ns,
     read_begun,
     release_build,
     write_bad,
     write_begun,
 )
 from prefect_cachewatch.store.staged import BuildRecipe, StagedBuild
+from prefect_cachewatch.store.tree import scan_build
 from prefect_cachewatch.store.verification import Problem, Verdict, compare_manifests
+from prefect_cachewatch.supervise.filelocks import find_holders, has_exclusive_holder
+from prefect_cachewatch.supervise.tending import wake
 
 _SPACE_FACTOR = 1.1
 _RESOLVE_TRIES = 100
@@ -189,26 +198,33 @@ class CacheStore:
                 lock = stack.enter_context(_become_writer(folder, recipe.key))
                 _require_alone(folder)
                 with hold_switch(folder, "begin a build"):
+                    if not lock.is_still(folder.fd, LOCK):
+                        raise StoreBusy(f"cannot {_purpose(name)}: another process has taken over", key=None)
                     # An entry that cannot be removed has lost its name and blocks nothing; clean-up reports it.
                     for fd in (folder.fd, folder.builds_fd):
                         empty_trash(fd, new=True)
                     found = _find_abandoned(folder, recipe.key) if adopt else None
                     build_id, begun = found or (make_build_id(now(), entropy(4)), Begun.now(recipe.key, now()))
-                    # Before the directory exists, which could otherwise be taken for somebody else's.
-                    write_begun(folder, build_id, begun)
-                    if found is None:
-                        os.mkdir(build_id, 0o755, dir_fd=folder.builds_fd)
-                        sync_directory(folder.builds_fd)
+                    try:
+                        # Before the directory exists, which could otherwise be taken for somebody else's.
+                        write_begun(folder, build_id, begun)
+                        if found is None:
+                            os.mkdir(build_id, 0o755, dir_fd=folder.builds_fd)
+                            sync_directory(folder.builds_fd)
+                        directory_fd = stack.enter_context(open_build(folder, build_id))
+                    except BaseException:
+                        end_beat(folder, build_id)
+                        raise
                 lock.tell(purpose=_purpose(name), key=recipe.key, build=build_id)
                 try:
                     # Each of two that begin at once on two hosts has written its record before it looks again.
-                    _require_alone(folder, build_id)
+                    _require_alone(folder, {build_id})
                 except StoreBusy:
                     _step_back(folder, build_id, made=found is None)
                     raise
             last = newest(build for build in list_builds(folder) if build.is_whole)
             return StagedBuild(
-                folder, stack.pop_all(), build_id, recipe, begun,
+                folder, stack.pop_all(), build_id, recipe, begun, lock=lock, directory_fd=directory_fd,
                 adopted=found is not None, last_bytes=last.total_bytes if last else None,
             )  # fmt: skip
 
@@ -240,7 +256,12 @@ class CacheStore:
                         return build, _verify(folder, build.build_id, "quick")[0]
         return None
 
-    def require_space(self, name: str, *, expected_bytes: int | None = None) -> None:
+    def require_fit(self) -> None:
+        """Refuse a file system that lacks what a store needs; raises StoreError."""
+        if (lacking := find_lacking(str(self.root))) is not None:
+            raise StoreError(lacking, path=str(self.root))
+
+    def require_space(self, name: str, *, expected_bytes: int | None = None, resumes: str | None = None) -> None:
         """Refuse a generation for which there is no room or no store can be, before the first byte is written.
 
         Where a publisher is at work, nothing is refused: what is full may be full of what is waited for.
@@ -248,31 +269,33 @@ class CacheStore:
         Args:
             name: the cache; it need not exist.
             expected_bytes: size of the build if the job gives it; default that of the last published one.
+            resumes: the key of the build that a run would go on with: what is there of it is no more to be written.
 
         Raises:
             NotEnoughSpace: less than 1.1 times that is free, in bytes or in inodes.
             StoreError: the file system lacks what a store needs.
         """
-        last = None
+        last, there_already = None, (0, 0)
         if (self.root / name / BUILDS).is_dir():
             with open_folder(self.root, name) as folder:
                 if has_writer(folder) or find_foreign_writer(folder):
                     return
                 last = newest(build for build in list_builds(folder) if build.is_whole)
-        if (lacking := find_lacking(str(self.root))) is not None:
-            raise StoreError(lacking, path=str(self.root))
+                there_already = _size_of_abandoned(folder, resumes) if resumes is not None else (0, 0)
+        self.require_fit()
         size = expected_bytes if expected_bytes is not None else (last.total_bytes or 0) if last else 0
         why = "1.1 times what the job expects" if expected_bytes is not None else "1.1 times the last build"
         needed = math.ceil(size * _SPACE_FACTOR)
         inodes = math.ceil(((last.total_files or 0) if last else 0) * _SPACE_FACTOR) + 8
-        there = os.statvfs(self.root)
-        free = there.f_bavail * there.f_frsize
-        if free < needed:
+        with refusing("look at", str(self.root)):
+            there = os.statvfs(self.root)
+        free, free_inodes = there.f_bavail * there.f_frsize, there.f_favail
+        if free + there_already[0] < needed:
             short, is_short = f"{format_bytes(free)} free, and {format_bytes(needed)}", True
         else:
             short, is_short = (
-                f"{there.f_favail} free inodes, and {inodes}",
-                bool(there.f_files) and there.f_favail < inodes,
+                f"{free_inodes} free inodes, and {inodes}",
+                bool(there.f_files) and free_inodes + there_already[1] < inodes,
             )
         if is_short:
             raise NotEnoughSpace(
@@ -404,6 +427,8 @@ class CacheStore:
         build_id: str | None = None,
         *,
         verify: Literal["quick", "full"] = "quick",
+        forgive: bool = True,
+        writer: StagedBuild | None = None,
         now: Callable[[], float] = time.time,
     ) -> Activation:
         """Make a whole build the current one, in one step, and take back what is known against it.
@@ -414,6 +439,8 @@ class CacheStore:
                 last published one that was none of these, and the result names those that it passes over.
             verify: quick (names, sizes, and every byte of files that changed since publication) or full, before the switch;
                 a build that was found damaged before is always read in full.
+            forgive: false for a run, which takes nothing back: a build is refused that something is known against.
+            writer: whose build it is; refused if another process may be its writer by now.
             now: wall seconds.
 
         Returns:
@@ -424,7 +451,16 @@ class CacheStore:
             StoreError: there is no such build, or `current` was tampered with.
             StoreBusy: another process holds the switch's lock for longer than a minute.
         """
-        with open_folder(self.root, name, change=True) as folder, hold_switch(folder, "activate a build"):
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(open_folder(self.root, name, change=True))
+            ahead = _Ahead(folder, stack)
+            if (wanted := build_id or (_newest_in_order(folder) if verify == "full" else None)) is not None:
+                was = read_bad(folder, check_build_id(wanted))
+                if verify == "full" or (was is not None and was.status == "damaged"):
+                    ahead.read(wanted)
+            stack.enter_context(hold_switch(folder, "activate a build"))
+            if writer is not None:
+                writer.require_writer()
             skipped: list[str] = []
             if build_id is None:
                 builds = list_builds(folder)
@@ -437,7 +473,11 @@ class CacheStore:
                 build_id = last.build_id
             known = read_bad(folder, check_build_id(build_id))
             deep = verify == "full" or (known is not None and known.status == "damaged")
-            manifest = _require_good(folder, build_id, "full" if deep else "changed", now())
+            if known is not None and not forgive:
+                raise StoreError(
+                    f"the build {build_id} is not activated: {known.sentence()}; generate it again, or activate it by its id"
+                )
+            manifest = _require_good(folder, build_id, "full" if deep else "changed", now(), ahead)
             previous = read_current(folder)
             if previous != build_id:
                 _switch(folder, previous, build_id)
@@ -476,7 +516,14 @@ class CacheStore:
         Raises:
             StoreError: nothing is current, or no whole build was current before; the current one stays.
         """
-        with open_folder(self.root, name, change=True) as folder, hold_switch(folder, "roll back"):
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(open_folder(self.root, name, change=True))
+            ahead = _Ahead(folder, stack)
+            if verify == "full":
+                for build in _former_builds(folder, read_current(folder), by_switch=unhealthy is not None):
+                    if build.state != "damaged" and build.status is None and ahead.read(build.build_id):
+                        break
+            stack.enter_context(hold_switch(folder, "roll back"))
             current, shown = read_current(folder), for_terminal(name)
             if current is None:
                 raise StoreError(
@@ -490,12 +537,13 @@ class CacheStore:
                     current=current,
                 )
             skipped: list[str] = []
-            for build in earlier_builds(list_builds(folder), current):
+            for build in _former_builds(folder, current, by_switch=unhealthy is not None):
                 if build.state == "damaged" or build.status is not None:
                     skipped.append(f"the build {build.build_id} was {build.note}")
                     continue
                 try:
-                    manifest = _require_good(folder, build.build_id, "full" if verify == "full" else "changed", now())
+                    depth = "full" if verify == "full" else "changed"
+                    manifest = _require_good(folder, build.build_id, depth, now(), ahead)
                 except BuildDamaged as error:
                     skipped.append(error.message)
                     continue
@@ -548,12 +596,14 @@ def _become_writer(folder: CacheFolder, key: str) -> HeldLock:
         # Wait a second: a process that lists the store tests this lock for a moment.
         return hold_exclusive(folder.fd, LOCK, _purpose(folder.name), wait_s=1.0, key=key)
     except StoreBusy as busy:
-        if not _is_lost(folder):
+        seen = _find_lost(folder)
+        if seen is None:
             note = busy.data["note"]
             told = {"holder": busy.data["holder"], "key": note.get("key"), "build": note.get("build")}
             raise StoreBusy(busy.message, **told) from None
+    time.sleep(BEAT_S)  # by this host's clock: the file server's may have been set
     with hold_switch(folder, "take over from a writer whose host is gone"):
-        if _is_lost(folder):  # nobody else has taken over meanwhile
+        if _find_lost(folder) == seen:  # nobody else has taken over meanwhile
             replace_lock_file(folder.fd, LOCK)
             return hold_exclusive(folder.fd, LOCK, _purpose(folder.name), key=key)
     raise StoreBusy(
@@ -561,27 +611,45 @@ def _become_writer(folder: CacheFolder, key: str) -> HeldLock:
     )
 
 
-def _is_lost(folder: CacheFolder) -> bool:
-    """Say whether the lock's holder is of another host and shows no longer that it lives, though its lock is still there."""
+def _find_lost(folder: CacheFolder) -> tuple[str, int] | None:
+    """Return the build and the last sign of the lock's holder if it is of another host and seems to be gone with it."""
     note = read_note(folder.fd, LOCK)
     build_id = str(note.get("build") or "")
-    if note.get("boot") in (None, boot_id()) or find_foreign_writer(folder) is not None:
-        return False
+    if note.get("boot") in (None, boot_id()) or find_foreign_writer(folder, {build_id}) is not None:
+        return None
+    if any(holder.exclusive for holder in kernel_holders(folder.fd, LOCK)):
+        return None  # the note is of an earlier holder
     try:
         if build_id and exists(folder.builds_fd, check_build_id(build_id) + BEGUN):
-            return beat_age_s(folder, build_id) > 2 * BEAT_S
-        return (make_stamp(folder.fd).changed_ns - told_ns(folder.fd, LOCK)) / 1e9 > 2 * BEAT_S
+            sign_ns, age_s = read_beat_ns(folder, build_id), beat_age_s(folder, build_id)
+        else:
+            sign_ns = told_ns(folder.fd, LOCK)
+            age_s = (make_stamp(folder.fd).changed_ns - sign_ns) / 1e9
     except (OSError, StoreError):
-        return False
+        return None
+    return None if 0 <= age_s <= 2 * BEAT_S else (build_id, sign_ns)
 
 
-def _require_alone(folder: CacheFolder, but: str | None = None) -> None:
-    """Refuse if a writer on another host is at work, whose lock is not seen from here; raises StoreBusy."""
-    if (other := find_foreign_writer(folder, but)) is not None:
+def _require_alone(folder: CacheFolder, but: Collection[str] = ()) -> None:
+    """Refuse if a writer on another host is at work, whose lock is not seen from here; raises StoreBusy.
+
+    One that is silent is looked at again after a beat of this host's clock, since the file server's may have been set.
+    """
+    silent = find_silent(folder, but)
+    other = find_foreign_writer(folder, {*but, *silent})
+    if other is None and silent:
+        time.sleep(BEAT_S)
+        for build_id, beat_ns in silent.items():
+            with contextlib.suppress(FileNotFoundError):
+                if read_beat_ns(folder, build_id) != beat_ns:
+                    other = build_id, read_begun(folder, build_id) or Begun()
+                else:
+                    end_beat(folder, build_id)  # the next run need not wait for it
+    if other is not None:
         build_id, begun = other
-        holder = f"a process on {for_terminal(begun.host)}, which writes build {build_id}"
+        holder = f"a process on {for_terminal(begun.host) or 'another host'}, which writes build {build_id}"
         said = f"cannot {_purpose(folder.name)}: {holder}; wait for it or stop it"
-        raise StoreBusy(said, holder=holder, key=begun.key, build=build_id)
+        raise StoreBusy(said, holder=holder, key=begun.key or None, build=build_id)
 
 
 def _step_back(folder: CacheFolder, build_id: str, *, made: bool) -> None:
@@ -594,17 +662,95 @@ def _step_back(folder: CacheFolder, build_id: str, *, made: bool) -> None:
         empty_trash(folder.builds_fd)
 
 
-def _find_abandoned(folder: CacheFolder, key: str) -> tuple[str, Begun] | None:
-    """Find the newest unfinished build of a key that a writer of this host left."""
+def _abandoned_builds(folder: CacheFolder, key: str) -> Iterator[tuple[str, Begun]]:
+    """Find the unfinished builds of a key that a writer of this host left, the newest first."""
+    current = None
+    with contextlib.suppress(StoreError):
+        current = read_current(folder)
     for build_id in build_ids(folder):
         begun = read_begun(folder, build_id)
-        # What another host left may still be written by it, once it is reached again.
+        # What another host left may still be written by it, once it is reached again. A build that was current has lost its
+        # manifest, and its files are what readers have.
         if begun is None or begun.key != key or not begun.is_of_this_host or is_finished(folder, build_id):
             continue
-        with contextlib.suppress(StoreError), open_build(folder, build_id):
-            mine = Begun.now(key, begun.started_s)
-            return build_id, replace(begun, host=mine.host, boot=mine.boot)
+        if build_id != current and not begun.was_current:
+            yield build_id, begun
+
+
+def _find_abandoned(folder: CacheFolder, key: str) -> tuple[str, Begun] | None:
+    """Find the build of a key to go on with; raises StoreBusy while what its run left is still being stopped."""
+    for build_id, begun in _abandoned_builds(folder, key):
+        with contextlib.ExitStack() as stack:
+            try:
+                fd = stack.enter_context(open_build(folder, build_id))
+            except StoreError:
+                continue
+            # The guard of a run that was killed holds the directory until the generator is gone.
+            held = has_exclusive_holder(fd) or is_locked(fd, LOCK_FILE, by_readers=False)
+            if held:
+                wake(found.pid for found in find_holders(os.fstat(fd)))  # a guard that somebody stopped
+        if held or (not begun.is_dead and 0 <= beat_age_s(folder, build_id) < 2 * BEAT_S):
+            holder = "the generator of a run that died, being stopped" if held else "a run that may still live"
+            said = f"cannot {_purpose(folder.name)}: build {build_id} is written by {holder}; wait for it or stop it"
+            raise StoreBusy(said, holder=holder, key=key, build=build_id)
+        return build_id, begun.by(Begun.now(key, begun.started_s))
     return None
+
+
+def _size_of_abandoned(folder: CacheFolder, key: str) -> tuple[int, int]:
+    """Return the bytes on disk and the files of the build of a key to go on with."""
+    for build_id, _ in _abandoned_builds(folder, key):
+        with contextlib.suppress(StoreError, OSError), open_build(folder, build_id) as fd:
+            files = scan_build(fd).files
+            blocks = {file.path: os.stat(file.path, dir_fd=fd, follow_symlinks=False).st_blocks for file in files}
+            return sum(min(file.size_bytes, 512 * blocks[file.path]) for file in files), len(files)
+    return 0, 0
+
+
+def _newest_in_order(folder: CacheFolder) -> str | None:
+    """Return the build that was published last and has nothing known against it."""
+    last = newest(build for build in list_builds(folder) if build.in_order)
+    return last.build_id if last is not None else None
+
+
+def _former_builds(folder: CacheFolder, current: str | None, *, by_switch: bool) -> list[BuildInfo]:
+    """List the targets of a roll-back; `by_switch`: by when they stopped being current, on the file system's clock."""
+    builds = list_builds(folder)
+    if not by_switch:
+        return earlier_builds(builds, current)
+    stopped_ns: dict[str, int] = {}
+    for build in builds:
+        with contextlib.suppress(OSError):
+            status = os.stat(build.build_id + BEGUN, dir_fd=folder.builds_fd, follow_symlinks=False)
+            stopped_ns[build.build_id] = status.st_ctime_ns
+    former = [build for build in builds if build.was_current and build.build_id in stopped_ns]
+    return sorted(former, key=lambda build: stopped_ns[build.build_id], reverse=True)
+
+
+class _Ahead:
+    """Builds that were read in full before the switch's lock was taken; their manifests are held until the end."""
+
+    def __init__(self, folder: CacheFolder, stack: contextlib.ExitStack) -> None:
+        self._folder, self._stack = folder, stack
+        self._found: dict[str, Manifest | BuildDamaged] = {}
+
+    def read(self, build_id: str) -> bool:
+        """Read a build, and say whether it is whole; one that cannot be held is read under the switch's lock."""
+        with contextlib.suppress(StoreBusy, FileNotFoundError):
+            self._stack.enter_context(hold_shared(self._folder.builds_fd, build_id + MANIFEST))
+            try:
+                self._found[build_id] = require_whole(self._folder, build_id, "full")[0]
+                return True
+            except BuildDamaged as error:
+                self._found[build_id] = error
+        return False
+
+    def has_read(self, build_id: str) -> bool:
+        """Say whether a build was read and its manifest is the same; raises BuildDamaged if it was not whole."""
+        found = self._found.get(build_id)
+        if isinstance(found, BuildDamaged):
+            raise found
+        return found is not None and read_manifest(self._folder, build_id) == found
 
 
 def earlier_builds(builds: list[BuildInfo], current: str | None) -> list[BuildInfo]:
@@ -619,8 +765,10 @@ def earlier_builds(builds: list[BuildInfo], current: str | None) -> list[BuildIn
     return sorted(found, key=lambda build: build.age, reverse=True)
 
 
-def _require_good(folder: CacheFolder, build_id: str, depth: str, now_s: float) -> Manifest:
+def _require_good(folder: CacheFolder, build_id: str, depth: str, now_s: float, ahead: _Ahead) -> Manifest:
     try:
+        if depth == "full" and ahead.has_read(build_id):
+            depth = "quick"
         return require_whole(folder, build_id, depth)[0]
     except BuildDamaged as error:
         # Best effort: a full disk must not hide the damage.
@@ -642,6 +790,8 @@ def _verify(folder: CacheFolder, build_id: str, depth: str) -> tuple[Manifest, V
 
 
 def _note_damage(folder: CacheFolder, build_id: str, error: BuildDamaged) -> None:
+    with refusing("write the record of builds of", folder.path):
+        refuse_planted_folder(folder)
     with refusing("write the record of builds of", folder.path), hold_switch(folder, "note a damaged build"):
         _mark_damaged(folder, build_id, error, time.time())
 

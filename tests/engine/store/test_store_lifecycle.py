@@ -145,6 +145,7 @@ def test_where_nothing_shows_what_is_whole_the_build_begins_with_nothing_and_say
 
     def put(head):
         mark.write_text(head.ljust(MARK_BYTES - 1) + "\n" + text[MARK_BYTES:])
+        os.utime(mark, (0, 0))  # its writer has ended
 
     if how == "copied":
         Path(build.path).rename(store.root / "moved")
@@ -226,6 +227,13 @@ try:
         mount(root, "size=1m,nr_inodes=100")
         publish(600_000)
         CacheStore(root).require_space("c")
+    elif case == "resumed":
+        mount(root, "size=1m,nr_inodes=100")
+        recipe = BuildRecipe.of(["g"], PublishPolicy(store=root))
+        with CacheStore(root).begin("c", recipe) as build:
+            open(build.path + "/a", "wb").write(os.urandom(600_000))
+        CacheStore(root).require_space("c", expected_bytes=700_000, resumes=recipe.key)
+        CacheStore(root).require_space("c", expected_bytes=700_000, resumes="another")
     elif case == "inodes":
         mount(root, "size=9m,nr_inodes=30")
         publish(1000)
@@ -268,6 +276,10 @@ def test_a_directory_of_the_same_file_system_that_is_mounted_in_a_build_is_no_pa
 
 def test_too_few_bytes_for_another_build_are_said(tmp_path):
     assert "are needed (1.1 times the last build): free some" in in_a_mount(tmp_path, "space")
+
+
+def test_what_a_run_that_is_resumed_has_written_counts_as_room_for_its_key_alone(tmp_path):
+    assert "are needed (1.1 times what the job expects)" in in_a_mount(tmp_path, "resumed")
 
 
 def test_too_few_inodes_for_another_build_are_said(tmp_path):
