@@ -25,6 +25,7 @@ from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.config.container import VOLUME_PREFIX
 from prefect_cachewatch.errors import CachewatchError, CommandError, GuardError, InputError, StoreBusy, StoreError
 from prefect_cachewatch.measure.scan_process import measure
+from prefect_cachewatch.store.builds import newest
 from prefect_cachewatch.store.checks import Finding, list_paths, refusals, summarize_findings
 from prefect_cachewatch.store.contents import find_broken
 from prefect_cachewatch.store.key import read_files, read_variables
@@ -109,12 +110,10 @@ class PublishSession(Closing):
         """Return the size of the last published build, by its manifest; None if none is known."""
         try:
             self._require_answer()
-            builds = [
-                b for b in self.store.list_builds(self.name) if b.state in ("active", "published") and b.finished_at
-            ]
+            last = newest(build for build in self.store.list_builds(self.name) if build.is_whole)
         except (CachewatchError, OSError):
             return None
-        return max(builds, key=lambda build: build.finished_at or "").total_bytes if builds else None
+        return last.total_bytes if last is not None else None
 
     def require_space(self, *, clean: bool) -> None:
         """Refuse a generation if there is no room for it, or no store can be there.
