@@ -132,7 +132,7 @@ def _fill(
     try:
         log = _redacted_log(content, clock() + log_s, clock, cut)
         _put(work / "generator.log.gz", gzip.compress(log.encode("utf-8", "surrogateescape"), 6))
-        _put(work / "growth.csv", _growth_csv(content.report, content.evidence).encode())
+        _put(work / "growth.csv", _growth_csv(content.evidence).encode())
         svg = draw_report(content.report, content.evidence)
         _put(work / "growth.svg", svg.encode())
         facts = asdict(content.evidence)
@@ -227,17 +227,13 @@ def _listed_already(report: Mapping[str, Any]) -> str:
     return "".join(json.dumps(line, ensure_ascii=True) + "\n" for line in lines)
 
 
-def _growth_csv(report: Mapping[str, Any], evidence: Evidence) -> str:
-    """Write the growth curve; the last three columns make it a trace that `cachewatch replay` reads."""
+def _growth_csv(evidence: Evidence) -> str:
+    """Write the growth curve as a table."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("t_s", "bytes_written", "allocated_written_bytes", "total_bytes", "file_count", "grew_at_s"))
-    samples, last_s = evidence.growth.samples, (report.get("growth") or {}).get("last_growth_s")
-    # The last growth is known by its file's own time, the others by their samples.
-    grown = next((t for t, b, a in samples if (b, a) == samples[-1][1:]), None)
-    for t, b, a in samples:
-        grew_at = f"{last_s:.3f}" if t == grown and last_s is not None else ""
-        writer.writerow((f"{t:.3f}", b, a, b, int(b > 0), grew_at))
+    writer.writerow(("t_s", "bytes_written", "allocated_written_bytes"))
+    for t, b, a in evidence.growth.samples:
+        writer.writerow((f"{t:.3f}", b, a))
     return out.getvalue()
 
 
