@@ -20,7 +20,7 @@ import pytest
 from tests.contract.harness import QUICK, WELL, Place, Ran
 
 FILES = {
-    "report.json", "report.html", "listing.jsonl.gz", "growth.csv", "growth.svg", "generator.log.gz", "stacks.txt", "processes.json",
+    "report.json", "report.html", "listing.jsonl.gz", "growth.jsonl", "growth.svg", "generator.log.gz", "stacks.txt", "processes.json",
 }  # fmt: skip
 SHORT = (*QUICK, "--stall-after", "2s", "--first-write-within", "60s")
 WRITES = "CACHE = Path(sys.argv[1])\nfor i in range(3): (CACHE / f'layers.{i}.bin').write_bytes(os.urandom(50_000))\n"

@@ -7,7 +7,6 @@ says what was cut. `bundlestore` chooses its directory and removes old ones.
 from __future__ import annotations
 
 import contextlib
-import csv
 import gzip
 import io
 import json
@@ -26,6 +25,7 @@ from prefect_cachewatch.common.files import create_file
 from prefect_cachewatch.common.removal import remove_path
 from prefect_cachewatch.common.secrets import redact, whole_lines
 from prefect_cachewatch.common.text import for_terminal, slugify
+from prefect_cachewatch.engine.events import Event, Gone, Progress, Started, to_line
 from prefect_cachewatch.postmortem.bundlestore import CANCELLED
 from prefect_cachewatch.postmortem.chart import draw_growth
 from prefect_cachewatch.postmortem.filelister import main
@@ -36,7 +36,7 @@ from prefect_cachewatch.watching.sections import Diagnosis
 
 BUNDLE_FILES = (
     "generator.log.gz",
-    "growth.csv",
+    "growth.jsonl",
     "growth.svg",
     "listing.jsonl.gz",
     "processes.json",
@@ -132,7 +132,7 @@ def _fill(
     try:
         log = _redacted_log(content, clock() + log_s, clock, cut)
         _put(work / "generator.log.gz", gzip.compress(log.encode("utf-8", "surrogateescape"), 6))
-        _put(work / "growth.csv", _growth_csv(content.evidence).encode())
+        _put(work / "growth.jsonl", _growth_events(content.report, content.evidence).encode())
         svg = draw_report(content.report, content.evidence)
         _put(work / "growth.svg", svg.encode())
         facts = asdict(content.evidence)
@@ -227,14 +227,17 @@ def _listed_already(report: Mapping[str, Any]) -> str:
     return "".join(json.dumps(line, ensure_ascii=True) + "\n" for line in lines)
 
 
-def _growth_csv(evidence: Evidence) -> str:
-    """Write the growth curve as a table."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("t_s", "bytes_written", "allocated_written_bytes"))
-    for t, b, a in evidence.growth.samples:
-        writer.writerow((f"{t:.3f}", b, a))
-    return out.getvalue()
+def _growth_events(report: Mapping[str, Any], evidence: Evidence) -> str:
+    """Write the growth curve as events that `cachewatch replay` reads."""
+    samples, last_s = evidence.growth.samples, (report.get("growth") or {}).get("last_growth_s")
+    # The last growth is known by its file's own time, the others by their samples.
+    grown = next((t for t, b, a in samples if (b, a) == samples[-1][1:]), None)
+    events: list[Event] = [Started(int(report.get("attempt") or 1), None)]
+    for t, b, a in samples[1:]:
+        grew_at_s = last_s if t == grown else None
+        events.append(Progress(t, b, a, bytes_kept=b, allocated_kept=a, bytes_present=b, grew_at_s=grew_at_s))
+    events.append(Gone(samples[-1][0] if samples else 0.0, "stop"))
+    return "".join(f"{to_line(event, 0.0)}\n" for event in events)
 
 
 def _redacted_log(content: BundleContent, deadline: float, clock: Callable[[], float], cut: list[str]) -> str:

@@ -194,7 +194,7 @@ def _replay(report: Mapping[str, Any], evidence: Evidence) -> str:
     samples = evidence.growth.samples
     if not bundle or len(samples) < 3:
         return ""
-    words = ["cachewatch", "replay", f"{bundle}/growth.csv"]
+    words = ["cachewatch", "replay", f"{bundle}/growth.jsonl"]
     window = {"no_growth": "--stall-after", "never_started": "--first-write-within"}.get(str(stall.get("kind")))
     if window and stall.get("window_s"):
         words += [window, f"{stall['window_s']:g}s"]
