@@ -315,4 +315,4 @@ def _read(one: Field[Any], data: Mapping[str, Any]) -> Any:
     fits = isinstance(value, types) and isinstance(value, bool) == (bool in types)
     if not fits or (isinstance(value, int | float) and not -_MOST <= value <= _MOST):  # nor is not-a-number
         raise MalformedEvent(f"its field {one.name} is not {what} that a run can have")
-    return tuple(value) if list in types else value
+    return tuple(value) if isinstance(value, list) else value
