@@ -25,6 +25,7 @@ from prefect_cachewatch.common.secrets import secret_values, worth_hiding
 from prefect_cachewatch.common.statedir import open_run_directory
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.engine.events import Stream
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.flows.telling import ContextValue, note_report, note_work
 from prefect_cachewatch.metrics.run import RunMetrics
@@ -34,7 +35,7 @@ from prefect_cachewatch.run.learning import RunHistory
 from prefect_cachewatch.run.output_lines import OutputLines
 from prefect_cachewatch.run.outputs import check_outputs_ahead
 from prefect_cachewatch.run.placement import Runtime, place_job, require_directories
-from prefect_cachewatch.run.runner import Runner, View
+from prefect_cachewatch.run.runner import Runner, View, told_to
 from prefect_cachewatch.tasks.generation import Attempt, monitor_growth, run_generator
 from prefect_cachewatch.tasks.prefect_api.admission import StorageSlots
 from prefect_cachewatch.tasks.prefect_api.artifacts import (
@@ -80,7 +81,7 @@ class Inputs:
     logger: AnyLogger
     place: Runtime
     delivery: PublishSession | None = None
-    trace: Path | None = None
+    stream: Stream = field(default_factory=Stream)
     metrics: RunMetrics | None = None
     files: Files = field(default_factory=InPlace)
     history: RunHistory | None = None
@@ -129,7 +130,7 @@ def prepare(
         metrics: the run's metrics, or None.
         files: the helper process that reads and writes for the run, since the run directory may be on a file system
             that hangs.
-        stack: closes the run directory.
+        stack: closes the run directory and the recording.
 
     Returns:
         The inputs, with their secrets loaded.
@@ -157,7 +158,7 @@ def prepare(
         cwd = str(job.cwd) if job.cwd else None
         look_ahead(files, "check command", check_command, delivery.policy.check_command, env, cwd)
     left_out = delivery.policy.ignore if delivery is not None else None
-    trace = check_outputs_ahead(files, job, outputs, published=left_out)
+    record = check_outputs_ahead(files, job, outputs, published=left_out)
     poll_s = effective_poll_s(stall)
     if poll_s < stall.poll_s:
         logger.info(
@@ -169,7 +170,10 @@ def prepare(
     run_id = str(run.id if run is not None else uuid4())
     run_dir = stack.enter_context(contextlib.closing(open_run_directory(files, job.name, run_id))).path
     hidden = tuple({*worth_hiding(secrets.values()), *secret_values(env)})
-    return Inputs(job, stall, stop, env, hidden, run_dir, outputs, logger, place, delivery, trace, metrics, files)
+    stream = stack.enter_context(told_to(live_view.get(), record, files, logger.warning))
+    return Inputs(
+        job, stall, stop, env, hidden, run_dir, outputs, logger, place, delivery, stream, metrics, files
+    )  # fmt: skip
 
 
 def with_history(inputs: Inputs, site: CacheDirectories) -> Inputs:
@@ -239,9 +243,9 @@ def run_attempt(
 
     runner = Runner(
         inputs.files, inputs.secrets, attempt=number, bundles=inputs.outputs.bundle, bundle_root=inputs.outputs.bundle_dir,
-        trace=inputs.trace, metrics=inputs.metrics, view=live_view.get(),
+        metrics=inputs.metrics, view=live_view.get(), tell=inputs.stream.tell,
         on_stall=stalled, attempts=most, origin=this_origin(),
-        published=inputs.delivery is not None, report=inputs.outputs.report,
+        published=inputs.delivery is not None, own=(inputs.outputs.report, inputs.outputs.record),
     )  # fmt: skip
     size = _expected_size(inputs)
     watch = runner.watch(

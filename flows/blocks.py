@@ -181,7 +181,7 @@ class CacheGeneration(JobBlock[GenerationSummary]):
         description="The store: how the finished cache is verified and published; without it, it is only generated.",
     )
     outputs: Outputs = Field(
-        default=Outputs(), description="What is left beside the cache: report, log, post-mortem, trace."
+        default=Outputs(), description="What is left beside the cache: report, log, post-mortem, recording."
     )
     storage: Annotated[Storage | None, OFF] = Field(
         default=None, description="Storage that the cache lies on, whose slots each attempt waits for."

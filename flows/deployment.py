@@ -49,7 +49,7 @@ def deploy_cache(
         stall: When silence is a stall.
         stop: How the process tree is stopped.
         retry: Whether and when a failed attempt is made again.
-        outputs: Files to write beside the cache: report, log, post-mortem, trace.
+        outputs: Files to write beside the cache: report, log, post-mortem, recording.
         storage: Storage that the store lies on; each attempt waits for its slots.
         metrics: Prometheus metrics of the generation.
     """

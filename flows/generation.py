@@ -13,7 +13,7 @@ the cache is then verified and published: Completed named `Cached` if it was who
 
 import contextlib
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 from prefect import flow, get_run_logger
@@ -24,16 +24,16 @@ from prefect.states import Cancelled, Completed, Failed
 from pydantic import BaseModel, ConfigDict, Field
 
 from prefect_cachewatch.common.aside import Aside
-from prefect_cachewatch.common.secrets import hide, secret_values
+from prefect_cachewatch.common.secrets import hide, redact_all, secret_values
 from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy, Storage
 from prefect_cachewatch.config.forms import OFF
 from prefect_cachewatch.config.profiles import read_profile
+from prefect_cachewatch.engine.events import AttemptWanted, Bye, Published, Ready
 from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.flows.attempts import (
     Inputs,
     check_retry,
     is_output_shown,
-    live_view,
     prepare,
     run_attempt,
     with_history,
@@ -104,7 +104,7 @@ def generate_cache(
         stop: How the process tree is stopped.
         retry: Whether and when a failed attempt is made again.
         publish: How the finished cache is verified and published; without it, it is only generated.
-        outputs: Files to write beside the cache: report, log, post-mortem, trace.
+        outputs: Files to write beside the cache: report, log, post-mortem, recording.
         storage: Storage that the cache lies on; each attempt waits for its slots.
         metrics: Prometheus metrics of this run; default none.
         profile: Profile of a known generator: its name and its parameters; job and stall take precedence.
@@ -143,8 +143,7 @@ def generate_cache(
                     site.growth_mark = delivery.target.record
                     site.cleaned = delivery.resume(clean=clean, window_s=stall.stall_after_s)
                 inputs = with_history(inputs, site)
-                state = _run_attempts(inputs, site, retry, admission)
-                _remember(inputs, admission.outcomes, state)
+                state = _run_told(inputs, site, retry, admission)
         except InputError as error:
             state = _refused(job, error)
         except BaseException as error:
@@ -199,12 +198,24 @@ def final_state(state: State[Any]) -> State[Any]:
     return state
 
 
+def _run_told(inputs: Inputs, site: CacheDirectories, retry: RetryPolicy, admission: StorageSlots) -> State[Any]:
+    """Run the attempts, tell how the run begins and ends, and remember it."""
+    job, ended = inputs.job, "cancelled"
+    inputs.stream.tell(redact_all(Ready(job.name, tuple(site.paths), job.expected_bytes), inputs.secrets))
+    try:
+        state = _run_attempts(inputs, site, retry, admission)
+        ended = _remember(inputs, admission.outcomes, state)
+    finally:
+        inputs.stream.tell(Bye(ended))
+    return state
+
+
 def _run_attempts(inputs: Inputs, site: CacheDirectories, retry: RetryPolicy, admission: StorageSlots) -> State[Any]:
     logger, retrying = inputs.logger, Retrying(retry, inputs, site)
     while True:
         number = retrying.made + 1
         note_work()
-        live_view.get().attempt_begins(number, retrying.most)
+        inputs.stream.tell(AttemptWanted(number, retrying.most))
         with admission.slots(logger):  # given back during the backoff
             outcome, report = run_attempt(inputs, site, number, retrying.decide, retrying.most, admission)
         note_work()  # from here on the flow decides, waits and publishes by itself
@@ -239,11 +250,13 @@ def _run_attempts(inputs: Inputs, site: CacheDirectories, retry: RetryPolicy, ad
         retrying.pause(outcome, following)
 
 
-def _remember(inputs: Inputs, outcomes: list[Outcome], state: State[Any]) -> None:
-    """Add the run to the job's history."""
+def _remember(inputs: Inputs, outcomes: list[Outcome], state: State[Any]) -> str:
+    """Add the run to the job's history; returns how it ended."""
+    last = outcomes[-1].name if outcomes else "failed"
+    refused = last == "completed" and state.is_failed()
     if inputs.history is not None and outcomes:
-        refused = outcomes[-1].name == "completed" and state.is_failed()
         inputs.history.remember(outcomes, "not_published" if refused else None)
+    return "not_published" if refused else last
 
 
 def _cached(inputs: Inputs, report: Report) -> State[Any]:
@@ -257,6 +270,8 @@ def _deliver(inputs: Inputs, delivery: PublishSession, outcomes: list[Outcome], 
     write_reports(inputs, report, f"report-{report.attempt}.json")
     if state.is_failed():
         return state
+    if report.publication is not None:
+        inputs.stream.tell(redact_all(Published(asdict(report.publication)), inputs.secrets))
     return Completed(message=state.message, data=_summary(inputs, report.attempt, report))
 
 

@@ -13,8 +13,9 @@ from prefect.exceptions import TerminationSignal
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
 from prefect_cachewatch.config import RetryPolicy
+from prefect_cachewatch.engine.events import Retry
 from prefect_cachewatch.evidence.causes import find_following
-from prefect_cachewatch.flows.attempts import Inputs, live_view, wait_awake
+from prefect_cachewatch.flows.attempts import Inputs, wait_awake
 from prefect_cachewatch.run.before_retry import run_before_retry
 from prefect_cachewatch.run.retry import count_attempts, decide_retry, describe_next, last_traceback
 from prefect_cachewatch.supervise.supervisor import await_survivors, describe_survivors, still_there
@@ -121,7 +122,7 @@ class Retrying:
         said = f"attempt {self.made} of {self.most} ended {outcome.name}: {section.sentence}"
         self.inputs.logger.warning("%s", said)
         left_s = max(0.0, self._due_s - time.monotonic())
-        live_view.get().attempt_waits(left_s)
+        self.inputs.stream.tell(Retry(left_s, section.sentence))
         try:
             wait_awake(threading.Event(), left_s)
         except TerminationSignal:

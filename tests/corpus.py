@@ -1,6 +1,6 @@
-"""The corpus that stall rules are held against: recorded traces of real generators, and synthetic families.
+"""The corpus that stall rules are held against: recorded runs of real generators, and synthetic families.
 
-A synthetic trace is made from its family's name and a seed alone, and is the same on every machine. Its gaps
+A synthetic run is made from its family's name and a seed alone, and is the same on every machine. Its gaps
 between writes are made so that some families pause beyond five minutes now and then without hanging.
 """
 
@@ -11,13 +11,14 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
-from prefect_cachewatch.run.trace.files import read_trace
-from prefect_cachewatch.run.trace.rows import Trace, TraceRow
+from prefect_cachewatch.engine.events import Progress
+from prefect_cachewatch.engine.recording import Recording, read_recording
 
-__all__ = ["FAMILIES", "hang_point", "recorded_traces", "synthetic_trace", "write_times"]
+__all__ = ["FAMILIES", "hang_point", "recorded_runs", "synthetic_run", "write_times"]
 
-TRACES = Path(__file__).parent / "data" / "traces"
+RUNS = Path(__file__).parent / "data" / "runs"
 _TAIL_S = 5.0
 
 
@@ -62,8 +63,8 @@ FAMILIES: dict[str, Callable[[Random], Iterator[float]]] = {
 }
 
 
-def synthetic_trace(family: str, seed: int, writes: int = 400) -> Trace:
-    """Make a trace of a family.
+def synthetic_run(family: str, seed: int, writes: int = 400) -> Recording:
+    """Make a run of a family.
 
     Args:
         family: one of `FAMILIES`.
@@ -71,36 +72,42 @@ def synthetic_trace(family: str, seed: int, writes: int = 400) -> Trace:
         writes: how many files are written.
 
     Returns:
-        The trace: one row a write, the first after half a minute to ten minutes of loading.
+        The run: one measurement a write, the first after half a minute to ten minutes of loading.
     """
     random = Random(f"{family} {seed}")
     gaps = FAMILIES[family](random)
     times = itertools.accumulate([random.uniform(30, 600), *itertools.islice(gaps, writes - 1)])
-    rows, total = [TraceRow(0.0, 0, 0)], 0
-    for number, t_s in enumerate(times, start=1):
+    samples, total = [Progress(0.0)], 0
+    for number, at_s in enumerate(times, start=1):
         total += max(8192, round(random.lognormvariate(math.log(40e6), 1)))
-        rows.append(TraceRow(t_s, total, number))
-    rows.append(TraceRow(rows[-1].t_s + _TAIL_S, total, writes))
-    return Trace(f"{family}-{seed}", tuple(rows))
+        samples.append(grown(at_s, total, files_present=number))
+    end_s = samples[-1].at_s + _TAIL_S
+    return Recording(f"{family}-{seed}", (*samples, grown(end_s, total, files_present=writes)), "exited", end_s)
 
 
-def recorded_traces() -> list[Trace]:
-    """The traces of real generators that wrote something, with allocated bytes."""
-    return [read_trace(path) for path in sorted(TRACES.glob("*.detail.csv"))]
+def grown(at_s: float, written: int, **more: Any) -> Progress:
+    """A measurement; what was written is there, and blocks follow the bytes."""
+    given = {"bytes_kept": written, "bytes_present": written, "allocated_written": written, "allocated_kept": written}
+    return Progress(at_s, written, **(given | more))
 
 
-def write_times(trace: Trace, least_bytes: int = 4096) -> list[float]:
-    """When the trace had grown by the least growth, seconds since its start; without ledger and rule."""
-    found, before = [], trace.rows[0]
-    for row in trace.rows:
-        sizes = (row.total_bytes - before.total_bytes, (row.alloc_bytes or 0) - (before.alloc_bytes or 0))
+def recorded_runs() -> list[Recording]:
+    """The runs of real generators that wrote something, with allocated bytes."""
+    return [read_recording(path) for path in sorted(RUNS.glob("*.detail.jsonl"))]
+
+
+def write_times(run: Recording, least_bytes: int = 4096) -> list[float]:
+    """When the run had grown by the least growth, seconds since its start; without the rule."""
+    found, before = [], run.samples[0]
+    for now in run.samples:
+        sizes = (now.bytes_written - before.bytes_written, now.allocated_written - before.allocated_written)
         if max(sizes) >= least_bytes:
-            found.append(row.t_s - trace.start_s)
-            before = row
+            found.append(now.at_s)
+            before = now
     return found
 
 
-def hang_point(trace: Trace) -> float:
+def hang_point(run: Recording) -> float:
     """A moment to freeze at: just after one of the writes, not among the first tenth; the same at every call."""
-    times = write_times(trace)
-    return Random(trace.name).choice(times[len(times) // 10 :]) + 1e-3
+    times = write_times(run)
+    return Random(run.name).choice(times[len(times) // 10 :]) + 1e-3

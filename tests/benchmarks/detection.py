@@ -1,6 +1,6 @@
 """Which stall rule stops what hangs, and leaves alone what only pauses: replayed over the corpus.
 
-cachewatch's own ledger and rule by `replay_trace`, beside what people write themselves: a window that is counted in
+cachewatch's own rule by `replay_recording`, beside what people write themselves: a window that is counted in
 polls, from the first write on.
 """
 
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.benchmarks.measuring import row
-from tests.corpus import FAMILIES, hang_point, recorded_traces, synthetic_trace, write_times
+from tests.corpus import FAMILIES, hang_point, recorded_runs, synthetic_run, write_times
 
 from prefect_cachewatch.config import StallPolicy
-from prefect_cachewatch.run.trace.replay import find_enough, replay_trace
-from prefect_cachewatch.run.trace.rows import Trace
+from prefect_cachewatch.engine.recording import Recording
+from prefect_cachewatch.engine.replay import find_enough, replay_recording
 
 __all__ = ["run"]
 
@@ -32,7 +32,7 @@ OURS, PEER = "cachewatch", "a window of 300 s, counted in polls"
 
 @dataclass
 class Tally:
-    """What a rule did on some traces; `detections_s` has infinity for a hang that was not caught within an hour."""
+    """What a rule did on some runs; `detections_s` has infinity for a hang that was not caught within an hour."""
 
     watched_s: float = 0.0
     false_stalls: int = 0
@@ -74,7 +74,7 @@ def run(quick: bool) -> list[dict[str, Any]]:
         quick: fewer seeds.
 
     Returns:
-        Per figure a row over the whole corpus; per recorded trace the window that is enough for it.
+        Per figure a row over the whole corpus; per recorded run the window that is enough for it.
     """
     seeds = QUICK_SEEDS if quick else SEEDS
     parts = [measure(range(part, seeds, _PARTS)) for part in range(_PARTS)]
@@ -85,7 +85,7 @@ def measure(seeds: Iterable[int]) -> dict[str, dict[str, Tally]]:
     """Replay the corpus.
 
     Args:
-        seeds: of the synthetic traces, a trace a family each.
+        seeds: of the synthetic runs, a run a family each.
 
     Returns:
         Per family, and `all`, per rule a tally.
@@ -93,37 +93,37 @@ def measure(seeds: Iterable[int]) -> dict[str, dict[str, Tally]]:
     found: dict[str, dict[str, Tally]] = {"all": {OURS: Tally(), PEER: Tally()}}
     for family in (*FAMILIES, _RECORDED):
         found[family] = {OURS: Tally(), PEER: Tally()}
-        for trace in _traces(family, seeds):
-            for rule, one in ((OURS, _ours(trace)), (PEER, _peers(trace))):
+        for run in _runs(family, seeds):
+            for rule, one in ((OURS, _ours(run)), (PEER, _peers(run))):
                 found[family][rule].add(one)
                 found["all"][rule].add(one)
     return found
 
 
-def _traces(family: str, seeds: Iterable[int]) -> Iterator[Trace]:
-    yield from recorded_traces() if family == _RECORDED else (synthetic_trace(family, seed) for seed in seeds)
+def _runs(family: str, seeds: Iterable[int]) -> Iterator[Recording]:
+    yield from recorded_runs() if family == _RECORDED else (synthetic_run(family, seed) for seed in seeds)
 
 
-def _ours(trace: Trace) -> Tally:
+def _ours(run: Recording) -> Tally:
     policy = StallPolicy()
-    healthy = replay_trace(trace, policy)
+    healthy = replay_recording(run, policy)
     tally = Tally(healthy.at_s, int(healthy.grew_again_s is not None), healthy.at_s, len(healthy.false_suspicions))
-    hang_s = hang_point(trace)
-    hung = replay_trace(trace, policy, hang_s)
+    hang_s = hang_point(run)
+    hung = replay_recording(run, policy, hang_s)
     if hung.at_s > hang_s:  # one that was stopped before counts with the false stalls of the healthy run already
-        tally.detections_s.append(hung.at_s - _last(write_times(trace), hang_s))
+        tally.detections_s.append(hung.at_s - _last(write_times(run), hang_s))
     return tally
 
 
-def _peers(trace: Trace) -> Tally:
-    times = write_times(trace)
-    end_s = trace.end_s - trace.start_s
+def _peers(run: Recording) -> Tally:
+    times = write_times(run)
+    end_s = run.end_s
     alarms = list(_alarms(times, end_s))
     stops = [at_s for at_s, _ in alarms]
     refuted = sum(cleared for _, cleared in alarms)
     first_s = next((at_s for at_s, cleared in alarms if cleared), None)
     tally = Tally(first_s or (stops[0] if stops else end_s), int(first_s is not None), end_s, refuted)
-    hang_s = hang_point(trace)
+    hang_s = hang_point(run)
     before = [at_s for at_s in times if at_s <= hang_s]
     alarm_s = next((at_s for at_s, _ in _alarms(before, before[-1] + LIMIT_S)), math.inf)
     if alarm_s > hang_s:
@@ -191,11 +191,11 @@ def _target(name: str, ours: float, peers: dict[str, float | None]) -> tuple[str
 
 def _enough() -> list[dict[str, Any]]:
     rows = []
-    for trace in recorded_traces():
-        times = [*write_times(trace), trace.end_s - trace.start_s]
+    for run in recorded_runs():
+        times = [*write_times(run), run.end_s]
         longest_s = max(after - before for before, after in itertools.pairwise(times))
-        enough_s = find_enough(trace, StallPolicy(poll_s=0.2)).stall_after_s
+        enough_s = find_enough(run, StallPolicy(poll_s=0.2)).stall_after_s
         assert enough_s is not None, "each of them writes"
-        name = trace.name.partition(".")[0]
+        name = run.name.partition(".")[0]
         rows.append(row(f"window that is enough, {name}", enough_s, "s", "longest pause", longest_s, note="one run"))
     return rows

@@ -19,7 +19,7 @@ import pytest
 
 from tests.contract.harness import QUICK, WELL, Place, Ran
 
-FILES = {"report.json", "report.html", "listing.jsonl.gz", "growth.csv", "generator.log.gz"}
+FILES = {"report.json", "report.html", "listing.jsonl.gz", "growth.jsonl", "generator.log.gz"}
 SHORT = (*QUICK, "--stall-after", "2s", "--first-write-within", "60s")
 WRITES = "CACHE = Path(sys.argv[1])\nfor i in range(3): (CACHE / f'layers.{i}.bin').write_bytes(os.urandom(50_000))\n"
 DEADLOCK = "import threading\nlock = threading.Lock(); lock.acquire(); threading.Thread(target=lock.acquire).start(); lock.acquire()\n"

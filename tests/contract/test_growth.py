@@ -25,7 +25,7 @@ def put(path, mode='wb', size=SIZE):
     with open(path, mode) as file:
         file.write(os.urandom(size))
 def samples():
-    return (PLACE / 'stderr').read_bytes().count(b'"cachewatch": "sample"')
+    return (PLACE / 'stderr').read_bytes().count(b'"event": "progress"')
 def seen():
     enough = samples() + 2
     while samples() < enough:
@@ -250,6 +250,9 @@ def watched(place: Place, *options: str, source: str) -> Ran:
 
 def growths(ran: Ran) -> int:
     """How often a sample shows another instant of the last growth than the one before it."""
-    told = [json.loads(line) for line in ran.stderr.splitlines() if '"cachewatch": "sample"' in line]
-    instants = [-1.0, *(sample["elapsed_s"] - sample["pause_s"] for sample in told if sample["started"])]
+    told = [json.loads(line) for line in ran.stderr.splitlines() if '"event": "progress"' in line]
+    instants = [
+        -1.0,
+        *(sample["at_s"] - sample["scan_s"] - sample["pause_s"] for sample in told if sample["phase"] == "writing"),
+    ]
     return sum(later > earlier + 0.05 for earlier, later in pairwise(instants))

@@ -45,7 +45,7 @@ def chains_of(runs: Runs) -> list[list[dict[str, Any]]]:
     (runs.cache("clean") / "old" / "kept.bin").write_bytes(b"k" * 9000)
     reset = ["sh", "-c", "echo resetting for $CACHEWATCH_CAUSE before attempt $CACHEWATCH_ATTEMPT"]
     broken = ["sh", "-c", "echo no device; exit 7"]
-    outputs = {"report": str(runs.folder / "resume.json"), "record": str(runs.folder / "trace.csv")}
+    outputs = {"report": str(runs.folder / "resume.json"), "record": str(runs.folder / "run.jsonl")}
     run = runs.run
     return [
         [run("frozen", FREEZES, last="stalled", stall=HANGS, retry={"attempts": 2, "backoff_s": 0})],
@@ -125,9 +125,12 @@ def test_an_attempt_resumes_after_its_pause_and_the_states_of_those_before_stay(
     assert [line.partition(" ended ")[0] for line in said] == ["attempt 1 of 3", "attempt 2 of 3"]
 
 
-def test_each_attempt_is_recorded_in_a_file_of_its_own(ran: dict[str, Any]) -> None:
-    files = [Path(ran["folder"], name) for name in ("trace.csv", "trace-2.csv", "trace-3.csv")]
-    assert [len(file.read_text().splitlines()) > 1 for file in files] == [True] * 3
+def test_the_events_of_all_attempts_are_recorded_in_one_file(ran: dict[str, Any]) -> None:
+    events = [json.loads(line) for line in Path(ran["folder"], "run.jsonl").read_text().splitlines()]
+    told = [one["event"] for one in events if one["event"] not in ("progress", "suspected", "cleared", "note")]
+    attempt = ["attempt_wanted", "started", "gone", "report"]
+    assert told == ["ready", *[*attempt, "retry"] * 2, *attempt, "bye"]
+    assert [one["n"] for one in events if one["event"] == "started"] == [1, 2, 3]
 
 
 def test_a_clean_attempt_finds_what_was_there_before_the_run_and_nothing_of_the_last(ran: dict[str, Any]) -> None:

@@ -27,13 +27,13 @@ while True:
 
 
 def test_a_generator_that_is_silent_on_disk_and_tells_of_progress_is_no_stall(place: Place) -> None:
-    ran = place.exec(*WINDOW, "--progress-log", PATTERN, "--record", "t.csv", command=place.program(TELLS))
+    ran = place.exec(*WINDOW, "--progress-log", PATTERN, "--record", "t.jsonl", command=place.program(TELLS))
     assert (ran.status, ran.report["outcome"]) == (0, "completed"), ran.stderr
     logged = ran.report["logged"]
     assert (logged["count"], logged["done"], logged["total"]) == (60, 59.0, 60.0)
     percents = [sample["percent"] for sample in ran.report["growth"]["samples"] if sample["percent"] is not None]
     assert percents and percents == sorted(percents)
-    replayed = place.run("replay", "t.csv", "--json", *WINDOW[-5:-1])
+    replayed = place.run("replay", "t.jsonl", "--json", *WINDOW[-5:-1])
     assert json.loads(replayed.stdout)["status"] == "ended"
 
 

@@ -1,8 +1,7 @@
-"""What a run leaves to be read later: traces that can be replayed, and the history of a job. What is no such file gets a sentence."""
+"""What a run leaves to be read later: its events, which can be replayed, and the history of a job. What is no such file gets a sentence."""
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from pathlib import Path
@@ -12,7 +11,14 @@ import pytest
 
 from tests.contract.harness import WELL, Place, eventually
 
-HEADER = "t_s,total_bytes,file_count"
+# The first lines of a recording, and measurements that follow them.
+BEGUN = '{"event": "ready", "protocol": 1, "name": "x"}\n{"event": "started", "protocol": 1, "n": 1, "pid": 7}\n'
+
+
+def measured(at_s: object, written: object = 0) -> str:
+    return f'{{"event": "progress", "protocol": 1, "at_s": {at_s}, "bytes_written": {written}}}\n'
+
+
 SHORT = ("--poll", "0.3s", "--grace", "0.5s", "--stall-after", "2s", "--first-write-within", "60s", "--no-bundle")
 # Writes layers a while apart and a temporary file that it deletes; then ends, or hangs.
 LAYERS = """
@@ -39,65 +45,71 @@ def replayed(place: Place, path: Path, *options: str) -> dict[str, Any]:
 
 
 def test_a_healthy_run_is_recorded_to_its_end(place: Place) -> None:
-    path = place.root / "t.csv"
+    path = place.root / "t.jsonl"
     ran = place.exec(*WELL, "--record", path, "--quiet", command=place.program(LAYERS))
     assert (ran.status, ran.stderr) == (0, "")
     found = replayed(place, path)
-    assert (found["status"], found["trace"]["ending"], found["trace"]["torn"]) == ("ended", "exited", False)
-    last = list(csv.DictReader(path.read_text().splitlines()))[-1]
-    assert (last["total_bytes"], last["file_count"]) == ("400000", "4")
-    assert int(last["written_bytes"]) == ran.report["growth"]["bytes_written"]
+    assert (found["status"], found["recording"]["ending"], found["recording"]["torn"]) == ("ended", "exited", False)
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    last = [one for one in events if one["event"] == "progress"][-1]
+    assert (last["bytes_present"], last["files_present"]) == (400_000, 4)
+    assert last["bytes_written"] == ran.report["growth"]["bytes_written"]
+    assert [one["event"] for one in events if one["event"] != "progress"] == [
+        "ready", "attempt_wanted", "started", "gone", "report", "bye",
+    ]  # fmt: skip
+    assert {one["protocol"] for one in events} == {1}
+    assert [one["report"] for one in events if one["event"] == "report"] == [ran.report]
 
 
 def test_a_run_that_stalled_stalls_at_the_same_moment_when_it_is_replayed(place: Place) -> None:
-    path = place.root / "t.csv"
+    path = place.root / "t.jsonl"
     ran = place.exec(*SHORT, "--record", path, command=place.program(HANGS))
     assert ran.status == 124
     found = replayed(place, path, "--stall-after", "2s", "--poll", "0.3s")
     assert (found["status"], found["kind"], found["stopped_in_vain"]) == ("stalled", "no_growth", False)
-    assert found["trace"]["ending"] == "stopped"
+    assert found["recording"]["ending"] == "stopped"
     assert found["last_growth_s"] == pytest.approx(ran.report["growth"]["last_growth_s"], abs=0.01)
-    # A longer window is not decided by a trace that ends in the pause; a hang there is.
+    # A longer window is not decided by a recording that ends in the pause; a hang there is.
     assert replayed(place, path, "--stall-after", "1m")["status"] == "ended"
     frozen = replayed(place, path, "--stall-after", "1m", "--hang-at", "1h")
     assert frozen["after_last_growth_s"] == pytest.approx(60, abs=0.01)
 
 
-def test_a_run_whose_watch_is_killed_leaves_a_trace_that_is_whole_so_far(place: Place) -> None:
-    path = place.root / "t.csv"
+def test_a_run_whose_watch_is_killed_leaves_a_recording_that_is_whole_so_far(place: Place) -> None:
+    path = place.root / "t.jsonl"
     command = place.program(GOES_ON)
     argv = ["exec", "--cache-dir", place.cache, *WELL, "--record", path, "--", *command]
     with place.start(*argv) as watching:
         try:
-            assert eventually(lambda: path.exists() and path.read_text().count("\n") > 4)
+            assert eventually(lambda: path.exists() and path.read_text().count('"progress"') > 4)
         finally:
             watching.kill()
             (place.root / "end").touch()
     found = replayed(place, path)
-    assert (found["status"], found["trace"]["ending"], found["trace"]["torn"]) == ("ended", "cut_off", False)
+    assert (found["status"], found["recording"]["ending"], found["recording"]["torn"]) == ("ended", "cut_off", False)
     assert found["bytes_written"] > 0
 
 
 def test_a_directory_gets_a_file_of_its_own_for_each_run(place: Place) -> None:
-    (traces := place.root / "traces").mkdir()
+    (runs := place.root / "runs").mkdir()
     for _ in range(2):
-        assert place.exec(*WELL, "--record", traces, command=["sh", "-c", f"echo x >> {place.cache}/x"]).status == 0
-    assert [replayed(place, path)["trace"]["ending"] for path in traces.iterdir()] == ["exited", "exited"]
+        assert place.exec(*WELL, "--record", runs, command=["sh", "-c", f"echo x >> {place.cache}/x"]).status == 0
+    assert [replayed(place, path)["recording"]["ending"] for path in runs.iterdir()] == ["exited", "exited"]
 
 
 def test_a_recording_that_fails_ends_no_generation(place: Place) -> None:
-    # No file may grow beyond 1024 bytes, as on a disk that fills up; for the generator the limit is lifted again.
-    path = place.root / "t.csv"
+    # No file may grow beyond 4096 bytes, as on a disk that fills up; for the generator the limit is lifted again.
+    path = place.root / "t.jsonl"
     assert place.exec(*WELL, "--allow-empty", command=["true"]).status == 0  # what it imports is compiled by now
-    place.before = ["bash", "-c", 'ulimit -S -f 1; exec "$@"', "bash"]
-    waits = f"until [ $(stat -c %s {path}) -ge 900 ]; do sleep 0.1; done; sleep 1; head -c 50000 /dev/zero > {place.cache}/x"
+    place.before = ["bash", "-c", 'ulimit -S -f 4; exec "$@"', "bash"]
+    waits = f"until [ $(stat -c %s {path}) -ge 3000 ]; do sleep 0.1; done; sleep 1; head -c 50000 /dev/zero > {place.cache}/x"
     command = ["bash", "-c", f"ulimit -S -f unlimited; {waits}"]
     options = ("--cache-dir", place.cache, *WELL, "--poll", "0.1s", "--record", path)
     ran = place.run("exec", *options, "--", *command)
     assert ran.status == 0, ran.stderr
-    assert f"the trace {path} is incomplete" in ran.stderr
+    assert f"the recording {path} is incomplete" in ran.stderr
     found = replayed(place, path)
-    assert (found["trace"]["ending"], found["trace"]["torn"]) == ("cut_off", False)
+    assert (found["recording"]["ending"], found["recording"]["torn"]) == ("cut_off", False)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +120,7 @@ def test_a_place_that_cannot_be_recorded_to_is_refused_before_the_start(place: P
     (place.root / "exists").write_text("mine")
     os.mkfifo(place.root / "pipe")
     (place.root / "link").symlink_to(place.root / "nowhere")
-    path = {"cache": place.cache / "t.csv", "missing": place.root / "no/t.csv"}.get(where, place.root / where)
+    path = {"cache": place.cache / "t.jsonl", "missing": place.root / "no/t.csv"}.get(where, place.root / where)
     ran = place.exec("--record", path, command=["touch", place.cache / "started"])
     assert (ran.status, ran.stderr.count("\n"), os.listdir(place.cache)) == (125, 1, [])
     assert str(path) in ran.stderr
@@ -123,25 +135,30 @@ def test_a_place_that_cannot_be_recorded_to_is_refused_before_the_start(place: P
         ("device", None),
         ("missing", None),
         ("", None),
-        (f"{HEADER}\n", None),
-        ("t_s,bytes\n0,1\n", 1),
-        (f"{HEADER}\n0,1,1\n1,2\n", 3),
-        (f"{HEADER}\nsoon,2,1\n", 2),
-        (f"{HEADER}\nnan,2,1\n", 2),
-        (f"{HEADER}\n0,1{'0' * 400},1\n", 2),
-        (f"{HEADER}\n0,{'9' * 5000},1\n", 2),
-        (f"{HEADER}\n5,1,1\n4,1,1\n", 3),
-        (f"{HEADER},event\n0,1,1,exited\n1,1,1,\n", 3),
-        (f"{HEADER}\n0,{'1' * 70_000},1\n", 2),
+        (BEGUN.partition("\n")[0] + "\n", None),
+        ("t_s,total_bytes,file_count\n0,1,1\n", 1),
+        ("[1]\n", 1),
+        ("[" * 100_000 + "\n", 1),
+        (BEGUN.replace('"protocol": 1', '"protocol": 2'), 1),
+        (BEGUN.replace('"pid": 7', '"pid": "x"'), 2),
+        (measured(1), 1),
+        (BEGUN + '{"event": "progress", "protocol": 1}\n', 3),
+        (BEGUN + measured('"soon"'), 3),
+        (BEGUN + measured("NaN"), 3),
+        (BEGUN + measured(1, "1" + "0" * 400), 3),
+        (BEGUN + measured(1, "9" * 5000), 3),
+        (BEGUN + measured(5) + measured(4), 4),
+        (BEGUN + measured(1, 9) + measured(2, 8), 4),
+        (BEGUN + '{"event": "gone", "protocol": 1, "at_s": 1, "why": "exited"}\n' + measured(2), 4),
         (b"\x80\x81\n", 1),
-        (b"\0" * 100, 1),
+        (b"\0" * 100, None),
     ],
     ids=lambda value: repr(value)[:40] if not isinstance(value, int) else None,
 )
-def test_what_is_no_trace_is_refused_in_a_sentence_and_never_waited_for(
+def test_what_is_no_recording_is_refused_in_a_sentence_and_never_waited_for(
     place: Place, content: str | bytes, line: int | None
 ) -> None:
-    path = place.root / "t.csv"
+    path = place.root / "t.jsonl"
     if content == "pipe":
         os.mkfifo(path)
     elif content == "directory":
@@ -152,15 +169,15 @@ def test_what_is_no_trace_is_refused_in_a_sentence_and_never_waited_for(
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     ran = place.run("replay", path)
     assert (ran.status, ran.stdout, ran.stderr.count("\n")) == (125, "", 1), ran.stderr
-    assert f"trace {path}" in ran.stderr and (line is None or f"line {line}: " in ran.stderr)
+    assert f"recording {path}" in ran.stderr and (line is None or f"line {line}: " in ran.stderr)
 
 
-def test_a_trace_whose_last_line_was_cut_off_is_replayed_with_a_note(place: Place) -> None:
-    path = place.root / "t.csv"
-    path.write_text(f"{HEADER},event\n0,1,1,\n1,2")
+def test_a_recording_whose_last_line_was_cut_off_is_replayed_with_a_note(place: Place) -> None:
+    path = place.root / "t.jsonl"
+    path.write_text(BEGUN + measured(1) + measured(2)[:20])
     ran = place.run("replay", path)
     assert (ran.status, ran.stderr.count("\n")) == (0, 1)
-    assert replayed(place, path)["trace"]["torn"] is True
+    assert replayed(place, path)["recording"]["torn"] is True
 
 
 def test_the_history_has_each_run_as_it_ended(place: Place) -> None:

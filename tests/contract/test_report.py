@@ -185,9 +185,7 @@ def test_what_is_there_is_no_growth_and_what_is_ignored_is_not_listed(place: Pla
 
 
 def test_a_directory_that_is_made_anew_is_measured_on_and_noted(place: Place) -> None:
-    script = (
-        "while ! grep -q '\"sample\"' $HERE/said; do sleep 0.1; done; rm -r $C; mkdir $C; head -c 9000 /dev/zero > $C/a"
-    )
+    script = "while ! grep -q '\"progress\"' $HERE/said; do sleep 0.1; done; rm -r $C; mkdir $C; head -c 9000 /dev/zero > $C/a"
     with (place.root / "said").open("w") as said:
         ran = place.exec(*WELL, "--progress", "json", command=["sh", "-c", script], stderr=said)
     assert (ran.status, ran.report["growth"]["bytes_written"]) == (0, 9000)

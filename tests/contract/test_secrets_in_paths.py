@@ -24,7 +24,7 @@ def told(place: Place, stdout: str, stderr: str) -> str:
 @pytest.mark.parametrize(
     ("script", "options", "status"),
     [
-        (GROWS, (*WELL, "--json", "--record", "trace.csv", "--metrics", "file:."), 0),
+        (GROWS, (*WELL, "--json", "--record", "run.jsonl", "--metrics", "file:."), 0),
         (f"{GROWS}; exec sleep 600", (*HANGS, "--progress", "json", "--log", "log"), 124),
         (f"{GROWS}; exit 3", (*WELL, "-v"), 3),
         ("true", (*WELL,), 1),

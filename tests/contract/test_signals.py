@@ -51,6 +51,12 @@ class Listening:
         (self.place.root / "end").touch()
         return self.process.wait(60)
 
+    def measured(self) -> dict[str, Any]:
+        """The next measurement that a run with `--progress json` tells of."""
+        while (event := json.loads(self.process.stderr.readline()))["event"] != "progress":
+            continue
+        return event
+
     def report(self) -> dict[str, Any]:
         data: dict[str, Any] = json.loads((self.place.root / "r.json").read_text())
         return data
@@ -244,7 +250,7 @@ def test_a_signal_to_every_process_of_a_job_ends_no_helper(place: Place, name: s
         for pid in {*below(run.process.pid)} - {run.pid}:
             os.kill(pid, getattr(signal, f"SIG{name}"))
         for _ in range(3):  # it is measured on
-            assert '"sample"' in run.process.stderr.readline()
+            run.measured()
         assert (run.end(), run.report()["notes"]) == (0, [])
 
 
@@ -253,7 +259,7 @@ def test_the_outer_guard_outlives_a_sigterm_since_the_inner_one_needs_its_grace_
         rows = subprocess.run(["ps", "-o", "ppid=", "-p", str(run.guard)], capture_output=True, text=True, check=True)
         os.kill(int(rows.stdout), signal.SIGTERM)
         for _ in range(2):
-            assert '"sample"' in run.process.stderr.readline()
+            run.measured()
         assert run.end() == 0
 
 
@@ -325,11 +331,11 @@ def test_the_time_for_which_it_was_suspended_is_no_silence(place: Place, name: s
         stopped_s = time.monotonic()
         assert eventually(lambda: time.monotonic() > stopped_s + gap_s)
         run.process.send_signal(signal.SIGCONT)
-        before = json.loads(run.process.stderr.readline())["pause_s"]
+        before = run.measured()["pause_s"]
         continued = time.time()
-        while (sample := json.loads(run.process.stderr.readline()))["at"] < continued:
+        while (sample := run.measured())["at"] < continued:
             before = sample["pause_s"]
-        sample = json.loads(run.process.stderr.readline())  # of a look that began after it
+        sample = run.measured()  # of a look that began after it
         # The pause has grown by the time that passed, but for the gap; it is measured three times a second.
         assert sample["pause_s"] - before <= time.monotonic() - began_s - gap_s + 2
         assert (run.end(), run.report()["outcome"]) == (0, "completed")

@@ -213,7 +213,7 @@ def test_without_a_terminal_there_are_plain_lines_and_no_command_of_one(place: P
     assert (suspicion.startswith("cachewatch: "), last) == (True, ran.report["message"])
 
 
-def test_each_sample_is_a_json_object_for_other_tools(place: Place) -> None:
+def test_each_event_is_a_json_object_for_other_tools(place: Place) -> None:
     source = """
         for n in range(5):
             (PLACE / f"cache/{n}.bin").write_bytes(bytes(50_000))
@@ -224,10 +224,12 @@ def test_each_sample_is_a_json_object_for_other_tools(place: Place) -> None:
     with place.started(*argv) as process:
         assert eventually(lambda: json.loads(process.stderr.readline()).get("bytes_present") == 250_000)
         (place.root / "end").touch()
-        *samples, last = process.communicate(timeout=60)[1].splitlines()
-    assert "completed" in last
-    for sample in map(json.loads, samples):
-        assert (sample["cachewatch"], sample["files_present"], sample["window_s"]) == ("sample", 5, 300)
+        lines = process.communicate(timeout=60)[1].splitlines()
+    *events, end, report, bye = [json.loads(line) for line in lines if line.startswith("{")]
+    for sample in events:
+        assert (sample["event"], sample["files_present"], sample["window_s"]) == ("progress", 5, 300)
+    assert [(one["event"], one["protocol"]) for one in (end, report, bye)] == [("gone", 1), ("report", 1), ("bye", 1)]
+    assert (end["exit_code"], report["report"]["outcome"], bye["outcome"]) == (0, "completed", "completed")
 
 
 def test_a_poll_that_does_not_fit_is_shortened_and_that_is_said(place: Place) -> None:

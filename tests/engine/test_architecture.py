@@ -16,7 +16,7 @@ PACKAGE = "prefect_cachewatch"
 TREES = {PACKAGE: ROOT / "src" / PACKAGE, f"{PACKAGE}.flows": ROOT / "flows", f"{PACKAGE}.tasks": ROOT / "tasks"}
 # From bottom to top: a room imports rooms that stand before it.
 ROOMS = (
-    "errors", "common", "supervise", "measure", "config", "containers", "store", "evidence", "watching", "report", "metrics", "run",
+    "errors", "common", "supervise", "measure", "config", "containers", "store", "evidence", "watching", "engine", "report", "metrics", "run",
     "capacity", "fleet", "tasks", "flows", "cli",
 )  # fmt: skip
 KNOW_PREFECT = ("tasks", "flows", "cli")

@@ -1,6 +1,6 @@
 """A recorded run as a class of jobs: its bursts, the time from one to the next, its files. Reads no file.
 
-The time from one burst to the next contains the burst itself, of which a trace may show the end only. So the think time
+The time from one burst to the next contains the burst itself, of which a recording may show the end only. So the think time
 is what is left of it after the time that a burst takes alone on the storage that is planned for.
 """
 
@@ -16,14 +16,14 @@ from prefect_cachewatch.capacity.law import burst_seconds, whole_burst_s
 from prefect_cachewatch.capacity.units import say_bytes, say_time
 from prefect_cachewatch.common.inputs import validate
 from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.engine.events import Progress
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.run.trace.rows import TraceRow
 
 # A pause longer than this many samples parts two bursts; below it, a burst may just have been measured in the middle.
 _PAUSE_SAMPLES = 1.5
 
 
-def with_recorded(inputs: PlanInput, name: str, samples: Sequence[TraceRow]) -> tuple[PlanInput, str]:
+def with_recorded(inputs: PlanInput, name: str, samples: Sequence[Progress]) -> tuple[PlanInput, str]:
     """Take burst, think time and files of the first class that asks from a run.
 
     Args:
@@ -37,10 +37,14 @@ def with_recorded(inputs: PlanInput, name: str, samples: Sequence[TraceRow]) -> 
     Raises:
         InputError: there is no second burst, so that no think time can be told.
     """
-    shown, old, storage = f"trace {for_terminal(name)}", inputs.asking[0], inputs.storage
-    step_s = statistics.median([now.t_s - before.t_s for before, now in itertools.pairwise(samples)] or [0.0])
-    files = sum(max(0, now.file_count - before.file_count) for before, now in itertools.pairwise(samples))
-    grown = [(now.t_s, size) for before, now in itertools.pairwise(samples) if (size := _growth(before, now)) > 0]
+    shown, old, storage = f"recording {for_terminal(name)}", inputs.asking[0], inputs.storage
+    step_s = statistics.median([now.at_s - before.at_s for before, now in itertools.pairwise(samples)] or [0.0])
+    files = sum(max(0, now.files_present - before.files_present) for before, now in itertools.pairwise(samples))
+    grown = [
+        (now.at_s, size)
+        for before, now in itertools.pairwise(samples)
+        if (size := now.bytes_written - before.bytes_written) > 0
+    ]
     bursts: list[tuple[float, int]] = []  # end, bytes
     last_s = -math.inf
     for t_s, size in grown:
@@ -76,10 +80,3 @@ def with_recorded(inputs: PlanInput, name: str, samples: Sequence[TraceRow]) -> 
         said += f"; it wrote faster than {storage.name} does: recorded on another storage, or into the page cache"
     others = [other for other in inputs.workloads if other is not old]
     return inputs.model_copy(update={"workloads": [workload, *others]}), said
-
-
-def _growth(before: TraceRow, now: TraceRow) -> int:
-    """Bytes that came: what was written, or without that column what the total rose by."""
-    if now.written_bytes is not None and before.written_bytes is not None:
-        return now.written_bytes - before.written_bytes
-    return now.total_bytes - before.total_bytes

@@ -18,12 +18,14 @@ from prefect_cachewatch.cli.saying import say, without_secrets
 from prefect_cachewatch.cli.signals import SignalRelay
 from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.common.console import standard_error
-from prefect_cachewatch.common.secrets import secret_values
+from prefect_cachewatch.common.secrets import hide, redact_all, secret_values
 from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.engine.events import AttemptWanted, Bye, Ready, Refused, Retry, Stream
+from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.run.learning import RunHistory, run_remembered
 from prefect_cachewatch.run.outputs import check_outputs_ahead
 from prefect_cachewatch.run.placement import Runtime, place_job
-from prefect_cachewatch.run.runner import Runner
+from prefect_cachewatch.run.runner import Runner, told_to
 from prefect_cachewatch.supervise.helper_client import HelperClient
 from prefect_cachewatch.supervise.supervisor import Launch
 from prefect_cachewatch.watching.attempt import Watch
@@ -81,7 +83,7 @@ def run_exec(settings: ExecSettings, *, last: bool = False) -> int:
 
 def _run_with(settings: ExecSettings, files: Files, *, last: bool) -> int:
     job = settings.job
-    trace = check_outputs_ahead(files, job, settings.outputs)
+    record = check_outputs_ahead(files, job, settings.outputs)
     env = dict(os.environ) | job.env
     place = place_job(job, env, files)
     if job.ready.kind != "exit":
@@ -96,7 +98,7 @@ def _run_with(settings: ExecSettings, files: Files, *, last: bool) -> int:
     relay.begin()
     try:
         with _open_metrics(settings, files) as metrics:
-            return _watch_command(settings, files, place, env, trace, metrics, relay, watches)
+            return _watch_command(settings, files, place, env, record, metrics, relay, watches)
     finally:
         relay.close(last=last)
 
@@ -106,15 +108,41 @@ def _watch_command(
     files: Files,
     place: Runtime,
     env: dict[str, str],
-    trace: Path | None,
+    record: Path | None,
     metrics: RunMetrics | None,
     relay: SignalRelay,
     watches: list[Watch],
 ) -> int:
-    job, quiet = place.job, settings.quiet
-    progress = ProgressLine(settings.progress, quiet, settings.verbose)
-    if settings.note and not quiet:
+    progress = ProgressLine(settings.progress, settings.quiet, settings.verbose)
+    if settings.note and not settings.quiet:
         say(settings.note)
+    secrets = secret_values(env)
+    with told_to(progress, record, files, say) as stream:
+        try:
+            outcome, report = _make_attempts(settings, files, place, env, metrics, relay, watches, progress, stream)
+        except CachewatchError as error:
+            stream.tell(Refused(hide(error.message, secrets)))
+            raise
+        if metrics is not None:
+            _finish_metrics(metrics, outcome.name)
+        stream.tell(Bye(outcome.name))
+    if settings.as_json:
+        print_report(report)
+    return report.exit_status(relay.received[0] if relay.received else None)
+
+
+def _make_attempts(
+    settings: ExecSettings,
+    files: Files,
+    place: Runtime,
+    env: dict[str, str],
+    metrics: RunMetrics | None,
+    relay: SignalRelay,
+    watches: list[Watch],
+    progress: ProgressLine,
+    stream: Stream,
+) -> tuple[Outcome, Report]:
+    job, quiet, secrets = place.job, settings.quiet, secret_values(env)
 
     def adapt(launch: Launch) -> Launch:
         relay.settle()
@@ -125,10 +153,13 @@ def _watch_command(
             progress.say_stall(report)
             runner.write(report, settings.outputs.report)
 
+        if number > 1:
+            stream.tell(Retry(0.0, "the window was learned: once more with the configured one"))
+        stream.tell(AttemptWanted(number))
         runner = Runner(
-            files, secret_values(env), attempt=number, bundles=settings.outputs.bundle,
-            bundle_root=settings.outputs.bundle_dir, trace=trace, metrics=metrics, view=progress, on_stall=say_stall,
-            report=settings.outputs.report,
+            files, secrets, attempt=number, bundles=settings.outputs.bundle,
+            bundle_root=settings.outputs.bundle_dir, metrics=metrics, view=progress, tell=stream.tell, on_stall=say_stall,
+            own=(settings.outputs.report, settings.outputs.record),
         )  # fmt: skip
         watch = runner.watch(
             place, site, settings.stall, settings.stop, env,
@@ -148,13 +179,9 @@ def _watch_command(
         return outcome, report
 
     with place.open_site(files=files) as site:
+        stream.tell(redact_all(Ready(job.name, tuple(site.paths), job.expected_bytes), secrets))
         history = RunHistory(job, settings.stall, site.paths, files, _say_nothing if quiet else _say)
-        outcome, report = run_remembered(history, lambda number: attempt(site, history, number), relay.received)
-    if metrics is not None:
-        _finish_metrics(metrics, outcome.name)
-    if settings.as_json:
-        print_report(report)
-    return report.exit_status(relay.received[0] if relay.received else None)
+        return run_remembered(history, lambda number: attempt(site, history, number), relay.received)
 
 
 def _open_metrics(settings: ExecSettings, files: Files) -> AbstractContextManager[RunMetrics | None]:

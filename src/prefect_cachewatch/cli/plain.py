@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prefect_cachewatch.common.secrets import redact
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
-from prefect_cachewatch.watching.outcomes import describe_count
-from prefect_cachewatch.watching.sections import LoggedProgress
 
 
 @dataclass(frozen=True)
@@ -68,19 +65,3 @@ def remaining_text(state: LiveState) -> str:
     if left > 0 and state.rate_bytes_per_s > 0 and state.pause_s < 0.2 * state.window_s:
         text += f", {format_duration(float(round(left / state.rate_bytes_per_s)))} left"
     return text
-
-
-def told_text(told: LoggedProgress, at_s: float) -> str:
-    """Write the progress that an output told of: its counts and the time left, else the text.
-
-    Args:
-        told: the last progress.
-        at_s: the present moment, in seconds since the start.
-
-    Example:
-        >>> told_text(LoggedProgress(2, 5.0, 65.0, "shard 2/4", 2.0, 4.0, 50.0, 60.0), 75.0)
-        'told 2 of 4 (50 %), 50 s left'
-    """
-    left_s = None if told.left_s is None else told.left_s - (at_s - told.last_at_s)
-    left = f", {format_duration(float(round(left_s)))} left" if left_s is not None and left_s > 0 else ""
-    return f"told {describe_count(told) or redact(told.text)}{left}"

@@ -38,7 +38,7 @@ class _Got(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.2 a
 @click.option("--json", "as_json", is_flag=True, help="The plan as JSON on stdout, nothing else.")
 @click.option("--picture", metavar="FILE.svg", type=_FILE, help="Draw throughput, latency and zones over the jobs.")
 @click.option(
-    "--from-trace", "trace_file", metavar="RUN.csv", type=_FILE,
+    "--from-trace", "recording", metavar="RUN.jsonl", type=_FILE,
     help="Take burst, think time and files of the first class from a run recorded with --record.",
 )  # fmt: skip
 @click.option(
@@ -51,7 +51,7 @@ def command(
     plan_file: Path,
     as_json: bool,
     picture: Path | None,
-    trace_file: Path | None,
+    recording: Path | None,
     got: tuple[tuple[int, float], ...],
 ) -> int:
     """Plan how many jobs may run at once on the storage that PLAN.yaml describes.
@@ -66,14 +66,14 @@ def command(
     from prefect_cachewatch.capacity.planfile import read_plan  # noqa: PLC0415
     from prefect_cachewatch.capacity.recorded import with_recorded  # noqa: PLC0415
     from prefect_cachewatch.capacity.wording import text_lines  # noqa: PLC0415
-    from prefect_cachewatch.run.trace.files import read_trace  # noqa: PLC0415
+    from prefect_cachewatch.engine.recording import read_recording  # noqa: PLC0415
 
     if picture is not None and begins_otherwise(picture, b"<svg "):
         raise InputError(f"{for_terminal(str(picture))} is there and no picture: name another file with --picture")
-    given, notes = read_plan(plan_file, recorded=trace_file is not None), []
-    if trace_file is not None:
-        trace = read_trace(trace_file)
-        given, said = with_recorded(given, trace.name, trace.rows)
+    given, notes = read_plan(plan_file, recorded=recording is not None), []
+    if recording is not None:
+        recorded = read_recording(recording)
+        given, said = with_recorded(given, recorded.name, recorded.samples)
         notes.append(said)
     answer = plan(given)
     notes += [got_sentence(given, n, burst_s) for n, burst_s in got]

@@ -1,26 +1,34 @@
-"""The display of a running generation: a live view in a terminal, plain lines or JSON elsewhere.
+"""The display of a running generation: a live view in a terminal, plain lines or events elsewhere.
 
-The watch has the numbers; `live` lays them out.
+The events have the numbers; `live` lays them out.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from prefect_cachewatch.cli.plain import LiveState, render_plain, told_text
-from prefect_cachewatch.cli.saying import say, without_secrets
+from prefect_cachewatch.cli.plain import LiveState, render_plain
+from prefect_cachewatch.cli.saying import say
 from prefect_cachewatch.common.console import standard_error
 from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.engine.events import (
+    AttemptWanted,
+    Cleared,
+    Event,
+    Note,
+    Phase,
+    Progress,
+    Ready,
+    Retry,
+    Suspected,
+    to_line,
+)
 from prefect_cachewatch.run.runner import View
-from prefect_cachewatch.watching.attempt import Watch
 
 if TYPE_CHECKING:
     from prefect_cachewatch.cli.live import LiveBlock
@@ -30,14 +38,26 @@ Mode = Literal["live", "plain", "json", "none"]
 
 _PLAIN_EVERY_S = 60.0
 _TENTH = 0.1
-_RATE_OVER_S = 60.0
 _REDRAW_S = 0.5
 # Other output takes the view off the screen. It is back at once, or after this if it was just drawn.
 _AT_ONCE_S, _SOON_S = 0.01, 0.05
 
 
+@dataclass
+class _Attempt:
+    """What is known of the attempt that is shown."""
+
+    number: int = 1
+    most: int | None = None
+    progress: Progress | None = None
+    came_s: float = 0.0
+    suspicion: str | None = None
+    next_s: float | None = None
+    """When the next attempt begins; None while one runs."""
+
+
 class ProgressLine(View):
-    """Shows a watch on standard error; every method is cheap and may be called from any thread.
+    """Shows the events of a run on standard error; every method is cheap and may be called from any thread.
 
     Args:
         mode: how; default live in a terminal, else plain, and not at all if it is to be quiet.
@@ -58,12 +78,9 @@ class ProgressLine(View):
         self._quiet, self._each = quiet, each
         self._block: LiveBlock | None = None
         self._lock = threading.Lock()
-        self._points: deque[tuple[float, int]] = deque()
         self._last_plain_s, self._last_share = time.monotonic(), 0.0
-        self._suspected = self._phases = self._warned = 0
-        self._watch: Watch | None = None
-        self._attempt: tuple[int, int] | None = None
-        self._next_s: float | None = None
+        self._has_news = False
+        self._run, self._attempt = Ready(""), _Attempt()
         self._lent = False
         self._drawn_s = self._free_s = 0.0
         self._stop, self._wake = threading.Event(), threading.Event()
@@ -73,54 +90,50 @@ class ProgressLine(View):
 
             self._block = LiveBlock()
 
-    def attempt_begins(self, number: int, attempts: int) -> None:
-        """Take in which attempt is next, of how many."""
-        self._attempt, self._next_s, self._watch = (number, attempts), None, None
-        self._points.clear()
-        self._suspected = self._phases = self._warned = 0
+    def take(self, event: Event, at: float) -> None:
+        """Take in an event."""
+        if self.mode == "json":
+            self._say(to_line(event, at))
+        elif self.mode != "none":
+            self._keep(event)
 
-    def attempt_waits(self, pause_s: float) -> None:
-        """Count down to the next attempt."""
-        self._next_s = time.monotonic() + pause_s
-        self._show()
+    def _keep(self, event: Event) -> None:
+        match event:
+            case Ready():
+                self._run = event
+            case AttemptWanted(n=number, most=most):
+                self._attempt = _Attempt(number, most)
+            case Note(text=text):
+                self.clear()
+                say(for_terminal(text, 1000), flush=True)
+            case Suspected(message=message):
+                self._attempt.suspicion, self._has_news = message, True
+            case Cleared():
+                self._attempt.suspicion = None
+            case Phase():
+                self._has_news = True
+            case Progress():
+                self._attempt.came_s, self._attempt.progress = time.monotonic(), event
+                self._sampled(event)
+            case Retry(after_s=after_s):
+                self._attempt.next_s = time.monotonic() + after_s
+                self._show()
 
-    def sampled(self, watch: Watch) -> None:
-        """Take in that the monitor has measured."""
-        now_s = time.monotonic()
-        written = watch.state.growth.bytes_written
-        self._points.append((now_s, written))
-        while len(self._points) > 2 and self._points[1][0] < now_s - _RATE_OVER_S:
-            self._points.popleft()
-        self._watch = watch
-        if self.mode in ("live", "plain"):
-            self._warn(watch.state.warnings)
+    def _sampled(self, progress: Progress) -> None:
         if self.mode == "live":
             self._show()
-        elif self.mode == "json":
-            state = {"cachewatch": "sample", "at": time.time()} | asdict(self._state(watch))
-            self._say(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in state.items()}))
-        elif self.mode == "plain":
-            suspicions, phases = watch.state.rule.suspicions, watch.state.rule.phases.changes
-            news = len(suspicions) > self._suspected or (watch.serving is not None and len(phases) > self._phases)
-            if news or self._is_due(watch, now_s):
-                self._last_plain_s, self._suspected, self._phases = now_s, len(suspicions), len(phases)
-                self._last_share = self._share(watch)
-                self._say(f"cachewatch: {render_plain(self._state(watch))}")
+        elif self._has_news or self._is_due(progress):
+            self._last_plain_s, self._last_share = time.monotonic(), self._share(progress)
+            self._has_news = False
+            self._say(f"cachewatch: {render_plain(self._state(progress))}")
 
-    def _is_due(self, watch: Watch, now_s: float) -> bool:
+    def _is_due(self, progress: Progress) -> bool:
         """Whether it is time for a line and, where the size is known, another tenth of the work is done."""
-        tenth = not watch.job.expected_bytes or self._share(watch) - self._last_share >= _TENTH
-        return self._each or (now_s - self._last_plain_s >= _PLAIN_EVERY_S and tenth)
+        tenth = not self._run.expected_bytes or self._share(progress) - self._last_share >= _TENTH
+        return self._each or (time.monotonic() - self._last_plain_s >= _PLAIN_EVERY_S and tenth)
 
-    @staticmethod
-    def _share(watch: Watch) -> float:
-        return watch.state.growth.bytes_present / (watch.job.expected_bytes or 1)
-
-    def _warn(self, warnings: Sequence[str]) -> None:
-        for text in warnings[self._warned :]:
-            self._warned += 1
-            self.clear()
-            say(for_terminal(text, 1000), flush=True)
+    def _share(self, progress: Progress) -> float:
+        return progress.bytes_present / (self._run.expected_bytes or 1)
 
     def clear(self) -> None:
         """Take the view off the screen before a line is written there; a stopped screen is not waited for."""
@@ -188,46 +201,38 @@ class ProgressLine(View):
         from prefect_cachewatch.cli.live import render_live, render_wait  # noqa: PLC0415 - rich takes 50 ms
 
         assert self._block is not None
-        watch, next_s, attempt = self._watch, self._next_s, self._attempt
-        if standard_error().busy or (watch is None and next_s is None):
+        attempt = self._attempt
+        if standard_error().busy or (attempt.progress is None and attempt.next_s is None):
             return  # a terminal that is stopped gets no heap of views when it goes on
         with self._lock:
             now_s = time.monotonic()
             if self._stop.is_set() or self._lent or now_s < self._free_s:
                 return
-            if next_s is not None and attempt is not None:
-                self._block.draw(render_wait(attempt, max(0.0, next_s - now_s)))
-            elif watch is not None:
-                self._block.draw(render_live(self._state(watch)))
+            if attempt.next_s is not None and attempt.most is not None:
+                self._block.draw(render_wait((attempt.number, attempt.most), max(0.0, attempt.next_s - now_s)))
+            elif attempt.progress is not None:
+                self._block.draw(render_live(self._state(attempt.progress)))
             self._drawn_s = now_s
 
-    def _state(self, watch: Watch) -> LiveState:
-        state, rule = watch.state, watch.state.rule
-        now_s = time.monotonic()
-        last = rule.suspicions[-1] if rule.suspicions else None
-        told = watch.told()
+    def _state(self, progress: Progress) -> LiveState:
+        attempt = self._attempt
+        since_s = time.monotonic() - attempt.came_s
         return LiveState(
-            name=without_secrets(watch.job.name),
-            elapsed_s=now_s - watch.started_s,
-            bytes_present=state.growth.bytes_present,
-            files_present=state.growth.files_present,
-            rate_bytes_per_s=self._rate(),
-            pause_s=min(rule.pause_s + now_s - state.began_s, rule.window_s),
-            window_s=rule.window_s,
-            started=rule.first_write_s is not None,
-            last_file=without_secrets(state.last_path) if state.last_path is not None else None,
-            suspicion=without_secrets(last.message) if last and last.cleared_at_s is None else None,
-            expected_bytes=watch.job.expected_bytes,
-            attempt=self._attempt,
-            warmup=watch.serving.waiting_for if watch.serving is not None and rule.phases.now == "warm_up" else None,
-            told=told_text(told, now_s - watch.started_s) if told is not None else None,
+            name=self._run.name,
+            elapsed_s=progress.at_s + since_s,
+            bytes_present=progress.bytes_present,
+            files_present=progress.files_present,
+            rate_bytes_per_s=progress.rate_bytes_per_s,
+            pause_s=min(progress.pause_s + progress.scan_s + since_s, progress.window_s),
+            window_s=progress.window_s,
+            started=progress.phase != "before_first_byte",
+            last_file=progress.last_file,
+            suspicion=attempt.suspicion,
+            expected_bytes=self._run.expected_bytes,
+            attempt=None if attempt.most is None else (attempt.number, attempt.most),
+            warmup=progress.waiting_for,
+            told=progress.told,
         )
-
-    def _rate(self) -> float:
-        if len(self._points) < 2:
-            return 0.0
-        (t0, b0), (t1, b1) = self._points[0], self._points[-1]
-        return (b1 - b0) / (t1 - t0) if t1 > t0 else 0.0
 
     def _say(self, line: str) -> None:
         self._write(f"{line}\n".encode("utf-8", "replace"))

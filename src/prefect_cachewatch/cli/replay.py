@@ -16,10 +16,9 @@ from prefect_cachewatch.cli.saying import say
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
 from prefect_cachewatch.config import StallPolicy
+from prefect_cachewatch.engine.recording import Recording, read_recording
+from prefect_cachewatch.engine.replay import Enough, Replay, find_enough, replay_recording
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.run.trace.files import read_trace
-from prefect_cachewatch.run.trace.replay import Enough, Replay, find_enough, replay_trace
-from prefect_cachewatch.run.trace.rows import Trace
 from prefect_cachewatch.watching.learned import refuse_learned
 from prefect_cachewatch.watching.servers.warmup import Warmup
 from prefect_cachewatch.watching.stall import effective_poll_s
@@ -30,31 +29,29 @@ _ENDINGS = {
     "ready": "the server was ready",
     "stopped": "cachewatch stopped the generator",
     "cut_off": "the recording was cut off",
-    "unknown": "the trace ends",
 }
 
 
 @click.command("replay", params=RULES.options())
-@click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE.csv")
+@click.argument("recording", type=click.Path(path_type=Path), metavar="RUN.jsonl")
 @click.option("--hang-at", type=DURATION, help="Freeze the generator so long after the start, for ever.")
 @click.option(
     "--warmup-within",
     "warmup_within_s",
     type=DURATION,
-    help="The trace is a server's: silence after its last byte is its warm-up, so long.",
+    help="The run is a server's: silence after its last byte is its warm-up, so long.",
 )
 @click.option("--expect", "expected_bytes", type=SIZE, help="Size of the finished cache, for the rule of warm-up.")
 @json_option()
-def command(trace: Path, hang_at: float | None, expected_bytes: int | None, as_json: bool, **options: Any) -> None:
-    """Run the stall rule over a recorded trace in simulated time, and say what it would have done.
+def command(recording: Path, hang_at: float | None, expected_bytes: int | None, as_json: bool, **options: Any) -> None:
+    """Run the stall rule over a recorded run in simulated time, and say what it would have done.
 
-    The exit status is 0 whatever the verdict. Traces come from exec --record, or any sampler that writes
-    t_s,total_bytes,file_count.
+    The exit status is 0 whatever the verdict. `exec --record` and `generate --record` write such files.
     """
     policy = stall_from(options)
     refuse_learned(policy)
-    recorded = read_trace(trace)
-    found = replay_trace(
+    recorded = read_recording(recording)
+    found = replay_recording(
         recorded, policy, hang_at, _warmup(policy, options["warmup_within_s"], expected_bytes, recorded)
     )
     enough = find_enough(recorded, policy, hang_at)
@@ -64,23 +61,23 @@ def command(trace: Path, hang_at: float | None, expected_bytes: int | None, as_j
     if (note := poll_note(policy)) is not None:
         say(note)
     if recorded.torn:
-        say("the last line of the trace was cut off and is not used")
+        say("the last line of the recording was cut off and is not used")
     for line in _lines(recorded, policy, found, enough):
         print(line)
 
 
-def _warmup(policy: StallPolicy, asked: float | None, expected_bytes: int | None, trace: Trace) -> Warmup | None:
+def _warmup(
+    policy: StallPolicy, asked: float | None, expected_bytes: int | None, recording: Recording
+) -> Warmup | None:
     if asked is None:
         if expected_bytes is not None:
-            raise InputError(
-                "--expect is for the rule of warm-up: give --warmup-within too, if the trace is a server's"
-            )
+            raise InputError("--expect is for the rule of warm-up: give --warmup-within too, if the run is a server's")
         return None
-    present = trace.rows[0].total_bytes
+    present = recording.samples[0].bytes_present
     return Warmup(policy.warmup_within_s, expected_bytes=expected_bytes, present_at_start=present)
 
 
-def _as_data(trace: Trace, policy: StallPolicy, found: Replay, enough: Enough) -> dict[str, Any]:
+def _as_data(recording: Recording, policy: StallPolicy, found: Replay, enough: Enough) -> dict[str, Any]:
     def seconds(value: Any) -> Any:
         if isinstance(value, float):
             return round(value, 3)
@@ -89,14 +86,14 @@ def _as_data(trace: Trace, policy: StallPolicy, found: Replay, enough: Enough) -
         return [seconds(each) for each in value] if isinstance(value, list | tuple) else value
 
     about = {
-        "name": trace.name,
-        "rows": len(trace.rows),
-        "duration_s": trace.end_s - trace.start_s,
-        "ending": trace.ending,
-        "torn": trace.torn,
+        "name": recording.name,
+        "samples": len(recording.samples),
+        "duration_s": recording.end_s,
+        "ending": recording.ending,
+        "torn": recording.torn,
     }
     data = {
-        "trace": about,
+        "recording": about,
         "policy": policy.model_dump() | {"poll_s": effective_poll_s(policy)},
         **asdict(found),
         "after_last_growth_s": found.after_last_growth_s,
@@ -107,14 +104,14 @@ def _as_data(trace: Trace, policy: StallPolicy, found: Replay, enough: Enough) -
     return result
 
 
-def _lines(trace: Trace, policy: StallPolicy, found: Replay, enough: Enough) -> list[str]:
+def _lines(recording: Recording, policy: StallPolicy, found: Replay, enough: Enough) -> list[str]:
     frozen = "" if found.hang_at_s is None else f", frozen after {_time(found.hang_at_s)}"
     lines = [
-        f"{for_terminal(trace.name, 60)}: {format_count(len(trace.rows), 'sample')} over {_time(trace.end_s - trace.start_s)}{frozen}",
+        f"{for_terminal(recording.name, 60)}: {format_count(len(recording.samples), 'sample')} over {_time(recording.end_s)}{frozen}",
         f"window {format_duration(policy.stall_after_s)}, first write within "
         f"{format_duration(policy.first_write_within_s)}, poll {format_duration(effective_poll_s(policy))}",
         "",
-        *_verdict(trace, found),
+        *_verdict(recording, found),
         *(_line("warm-up", f"after {_time(c.at_s)}: {c.why}") for c in found.phases if c.phase == "warm_up"),
         _line("written", format_bytes(found.bytes_written)),
     ]
@@ -130,15 +127,15 @@ def _lines(trace: Trace, policy: StallPolicy, found: Replay, enough: Enough) -> 
         )
         if value is not None
     ]
-    lines.append(_line("enough", " ".join(windows) or "no window: the trace shows no growth"))
+    lines.append(_line("enough", " ".join(windows) or "no window: the run shows no growth"))
     return lines
 
 
-def _verdict(trace: Trace, found: Replay) -> list[str]:
+def _verdict(recording: Recording, found: Replay) -> list[str]:
     at = _time(found.at_s)
     since = "the last growth" if found.last_growth_s is not None else "the start"
     if found.status == "ended":
-        lines = [_line("verdict", f"no stall: {_ENDINGS[trace.ending]} after {at}")]
+        lines = [_line("verdict", f"no stall: {_ENDINGS[recording.ending]} after {at}")]
         if found.after_last_growth_s >= 1:
             lines.append(_line("", f"{_time(found.after_last_growth_s)} after {since}"))
         return lines

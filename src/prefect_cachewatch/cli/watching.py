@@ -25,6 +25,7 @@ from prefect_cachewatch.cli.signals import ENDING
 from prefect_cachewatch.common.aside import Aside
 from prefect_cachewatch.common.text import for_terminal, show_argv
 from prefect_cachewatch.config import AttachJob
+from prefect_cachewatch.engine.events import Bye, Stream
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.attached import AttachedRun
 from prefect_cachewatch.watching.attempt import Outcome
@@ -70,11 +71,12 @@ def command(**options: Any) -> int:
     attach, stall, stop = _attach_from(options), stall_from(options), stop_from(options)
     progress = ProgressLine(options["shown"], options["quiet"], options["verbose"], each=options["verbose"])
 
+    stream = Stream([progress.take])
     files = Aside.fork()  # before any thread is started
     run = AttachedRun(
         attach, stall, stop,
         report=options["report"], bundles=not options["no_bundle"],
-        on_sample=progress.sampled, on_stall=progress.say_stall,
+        tell=stream.tell, on_stall=progress.say_stall,
         files=files,
     )  # fmt: skip
     with run:
@@ -98,6 +100,7 @@ def command(**options: Any) -> int:
         print(outcome.message, file=sys.stderr, flush=True)
     if options["as_json"]:
         print_report(report)
+    stream.tell(Bye(outcome.name))
     return exit_status(outcome, stalls=len(run.watch.stalls), received=received[0] if received else None)
 
 

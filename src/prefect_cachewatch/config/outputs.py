@@ -25,7 +25,7 @@ class Outputs(InputModel):
     log: Path | None = Field(default=None, description="File for the generator's output; default in the run directory.")
     record: Path | None = Field(
         default=None,
-        description="File for a trace of the growth, for cachewatch replay, or a directory that gets one a run.",
+        description="File for the run's events, for cachewatch replay, or a directory that gets one a run.",
     )
     stream_output: StreamOutput = Field(
         default="auto",

@@ -9,14 +9,12 @@ import contextlib
 import json
 import queue
 import threading
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.common.files import write_file
+from prefect_cachewatch.engine.events import AttemptWanted, Cleared, Event, Progress, Suspected
 from prefect_cachewatch.run.runner import View
-from prefect_cachewatch.watching.attempt import Watch
 
 _WRITE_S = 10.0
 
@@ -41,22 +39,35 @@ class StatusFile(View):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._latest: queue.SimpleQueue[tuple[Files, bytes]] = queue.SimpleQueue()
+        self._latest: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._suspicion: str | None = None
+        self._wrote_first_s: float | None = None
 
-    def sampled(self, watch: Watch) -> None:
-        """Take in that the monitor has measured."""
-        state, rule = watch.state, watch.state.rule
-        last = rule.suspicions[-1] if rule.suspicions else None
-        writing_s = 0.0 if rule.first_write_s is None else time.monotonic() - watch.started_s - rule.first_write_s
+    def take(self, event: Event, at: float) -> None:
+        """Take in an event."""
+        match event:
+            case AttemptWanted():
+                self._suspicion = self._wrote_first_s = None
+            case Suspected(message=message):
+                self._suspicion = message
+            case Cleared():
+                self._suspicion = None
+            case Progress():
+                self._put(event, at)
+
+    def _put(self, progress: Progress, at: float) -> None:
+        if self._wrote_first_s is None and progress.phase != "before_first_byte":
+            self._wrote_first_s = progress.at_s if progress.grew_at_s is None else progress.grew_at_s
+        writing_s = 0.0 if self._wrote_first_s is None else progress.at_s - self._wrote_first_s
         status = JobStatus(
-            at_s=time.time(),
-            bytes_present=state.growth.bytes_present,
-            rate_bytes_per_s=state.growth.bytes_written / writing_s if writing_s > 0 else None,
-            pause_s=rule.pause_s,
-            suspicion=last.message if last is not None and last.cleared_at_s is None else None,
+            at_s=at,
+            bytes_present=progress.bytes_present,
+            rate_bytes_per_s=progress.bytes_written / writing_s if writing_s > 0 else None,
+            pause_s=progress.pause_s,
+            suspicion=self._suspicion,
         )
-        self._latest.put((watch.files, json.dumps(asdict(status)).encode("ascii")))
+        self._latest.put(json.dumps(asdict(status)).encode("ascii"))
         if self._thread is None:  # the measuring thread does not wait for the file
             self._thread = threading.Thread(target=self._write, name="cachewatch-status", daemon=True)
             self._thread.start()
@@ -66,11 +77,11 @@ class StatusFile(View):
             self._write_latest()
 
     def _write_latest(self) -> None:
-        files, data = self._latest.get()
+        data = self._latest.get()
         while not self._latest.empty():
-            files, data = self._latest.get()
+            data = self._latest.get()
         with contextlib.suppress(OSError):
-            files.run(write_file, self._path, data, timeout_s=_WRITE_S)
+            self.files.run(write_file, self._path, data, timeout_s=_WRITE_S)
 
 
 def make_room(status: Path, log: Path) -> None:

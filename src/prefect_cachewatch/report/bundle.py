@@ -6,9 +6,7 @@ It is written after the tree is gone, so that it delays no stop. It is bounded i
 
 from __future__ import annotations
 
-import csv
 import gzip
-import io
 import json
 import os
 import stat
@@ -26,6 +24,7 @@ from prefect_cachewatch.common.files import create_file
 from prefect_cachewatch.common.removal import remove_path
 from prefect_cachewatch.common.secrets import redact, whole_lines
 from prefect_cachewatch.common.text import for_terminal, slugify
+from prefect_cachewatch.engine.events import Event, Gone, Progress, Started, to_line
 from prefect_cachewatch.evidence.causes import Cause
 from prefect_cachewatch.evidence.model import Evidence
 from prefect_cachewatch.measure.borders import find_borders
@@ -34,7 +33,7 @@ from prefect_cachewatch.report.html import write_page
 from prefect_cachewatch.report.report import Report
 from prefect_cachewatch.report.sections import make_verdict, sections
 
-BUNDLE_FILES = ("generator.log.gz", "growth.csv", "listing.jsonl.gz", "report.html", "report.json")
+BUNDLE_FILES = ("generator.log.gz", "growth.jsonl", "listing.jsonl.gz", "report.html", "report.json")
 _SECRETS_NOTE = "command lines and the log are redacted; no environment is ever stored"
 _LOG_BYTES = 4 << 20
 _LOG_CHUNK = 64 << 10
@@ -121,7 +120,7 @@ def _fill(
     listing = _Listing(create_file(work / "listing.jsonl.gz"), content, dirs, listing_s)
     listing.begin()
     _put(work / "generator.log.gz", gzip.compress(log.encode("utf-8", "surrogateescape"), 6))
-    _put(work / "growth.csv", _growth_csv(report).encode())
+    _put(work / "growth.jsonl", _growth_events(report).encode())
     cut += listing.wait()
     facts = asdict(replace(evidence, log_tail="", log_kept=""))
     data = {**asdict(report), "cut": cut, "missing": facts.pop("missing"), "evidence": facts}
@@ -266,19 +265,18 @@ def _put(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def _growth_csv(report: Report) -> str:
-    """Write the growth curve; the last three columns make it a trace that `cachewatch replay` reads."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("t_s", "bytes_written", "allocated_written_bytes", "total_bytes", "file_count", "grew_at_s"))
+def _growth_events(report: Report) -> str:
+    """Write the growth curve as events that `cachewatch replay` reads."""
     samples = [(one.at_s, one.bytes_written, one.allocated_written) for one in report.growth.samples]
     last_s = report.growth.last_growth_s
     # The last growth is known by its file's own time, the others by their samples.
     grown = next((t for t, b, a in samples if (b, a) == samples[-1][1:]), None)
-    for t, b, a in samples:
-        grew_at = f"{last_s:.3f}" if t == grown and last_s is not None else ""
-        writer.writerow((f"{t:.3f}", b, a, b, int(b > 0), grew_at))
-    return out.getvalue()
+    events: list[Event] = [Started(report.attempt, None)]
+    for t, b, a in samples[1:]:
+        grew_at_s = last_s if t == grown else None
+        events.append(Progress(t, b, a, bytes_kept=b, allocated_kept=a, bytes_present=b, grew_at_s=grew_at_s))
+    events.append(Gone(samples[-1][0] if samples else 0.0, "stop"))
+    return "".join(f"{to_line(event, 0.0)}\n" for event in events)
 
 
 def _redacted_log(content: BundleContent, deadline_s: float, cut: list[str]) -> str:

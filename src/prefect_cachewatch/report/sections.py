@@ -286,7 +286,7 @@ def _replay(report: Report) -> list[Part]:
     samples = [one.at_s for one in report.growth.samples]
     if not report.bundle or len(samples) < 3:
         return []
-    words = ["cachewatch", "replay", f"{report.bundle}/growth.csv"]
+    words = ["cachewatch", "replay", f"{report.bundle}/growth.jsonl"]
     window = {"no_growth": "--stall-after", "never_started": "--first-write-within"}.get(report.stall.kind or "")
     if window and report.stall.window_s:
         words += [window, f"{report.stall.window_s:g}s"]

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from prefect_cachewatch.common.aside import Aside, Files, look_ahead
 from prefect_cachewatch.common.closing import Closing
-from prefect_cachewatch.common.secrets import secret_values
+from prefect_cachewatch.common.secrets import redact_all, secret_values
 from prefect_cachewatch.config import AttachJob, CacheJob, Outputs, StallPolicy, StopPolicy
+from prefect_cachewatch.engine.events import Event, Ready
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.report.report import Report, check_report_path
 from prefect_cachewatch.run.learning import RunHistory, run_remembered
@@ -26,7 +27,7 @@ from prefect_cachewatch.supervise.pinned_process import PinnedProcess
 from prefect_cachewatch.supervise.proc import read_memory_file
 from prefect_cachewatch.supervise.turns import read_each
 from prefect_cachewatch.watching.attached import AttachedWatch
-from prefect_cachewatch.watching.attempt import Outcome, Watch, run_watch
+from prefect_cachewatch.watching.attempt import Outcome, run_watch
 from prefect_cachewatch.watching.learned import refuse_learned
 from prefect_cachewatch.watching.site import CacheDirectories
 
@@ -42,7 +43,7 @@ class AttachedRun(Closing):
         stop: how it is stopped, if the policy stops it.
         report: file for the report; written at each reported stall and at the end.
         bundles: whether a stall gets a post-mortem bundle.
-        on_sample: called after each measurement; must not block.
+        tell: takes each event; must not block.
         on_stall: called, in the monitor's thread, with the report of a stall that leaves the process alone.
         files: the helper process that collects evidence and writes bundles and reports.
 
@@ -58,7 +59,7 @@ class AttachedRun(Closing):
         *,
         report: Path | None = None,
         bundles: bool = True,
-        on_sample: Callable[[Watch], None] | None = None,
+        tell: Callable[[Event], None] = lambda event: None,
         on_stall: Callable[[Report], None] | None = None,
         files: Files,
     ) -> None:
@@ -79,7 +80,7 @@ class AttachedRun(Closing):
             secrets = secret_values(_environment(attach.pid))
             self._site = CacheDirectories(cache_dirs, ignore=attach.ignore, create=False, lock=False, files=files)
             self._runner = Runner(
-                files, secrets, bundles=bundles, on_sample=on_sample, on_stall=self._reported,
+                files, secrets, bundles=bundles, tell=tell, on_stall=self._reported,
             )  # fmt: skip
         except BaseException:
             observed.close()
@@ -89,7 +90,9 @@ class AttachedRun(Closing):
             on_sample=self._runner.sampled, before_stop=self._runner.before_stop, on_stall=self._runner.left_alone,
             busy=self._runner.is_busy,
         )  # fmt: skip
+        self._tell, self._secrets = tell, secrets
         self.watch.contradict = self._runner.contradict
+        self.watch.on_start, self.watch.on_stop = self._runner.narrator.start, self._runner.narrator.stopping
         self.watch.written = self._runner.examiner.written
         self.problems = self._runner.problems
 
@@ -108,6 +111,7 @@ class AttachedRun(Closing):
         Raises:
             CachewatchError: the directories could not be measured at the start.
         """
+        self._tell(redact_all(Ready(self.watch.job.name, tuple(self._site.paths)), self._secrets))
         outcome = run_watch(self.watch)
         outcome = self._runner.conclude(self.watch, outcome)
         report = self._runner.report(self.watch, outcome)

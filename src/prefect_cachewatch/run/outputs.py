@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from prefect_cachewatch.common.aside import Files, look_ahead
 from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.engine.recorder import recording_path
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.measure.snapshot import compile_ignore
 from prefect_cachewatch.report.report import check_report_path
-from prefect_cachewatch.run.trace.recorder import trace_path
 
 if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob, Outputs
@@ -32,17 +32,17 @@ def check_outputs_ahead(
         published: see `check_outputs`.
 
     Returns:
-        The trace's file; None if there is no trace.
+        The recording's file; None if nothing is recorded.
 
     Raises:
         InputError: see `check_outputs`; or a file cannot be written, or a file system does not answer.
     """
-    log, report, trace = outputs.log, outputs.report, outputs.record
+    log, report, record = outputs.log, outputs.report, outputs.record
     if report is not None:
         look_ahead(files, f"report file {report}", check_report_path, report.absolute())
-    if trace is not None:
-        trace = look_ahead(files, f"trace {trace}", trace_path, trace.absolute(), job.name)
-    if (log, report, trace, outputs.bundle_dir) != (None, None, None, None):
+    if record is not None:
+        record = look_ahead(files, f"recording {record}", recording_path, record.absolute(), job.name)
+    if (log, report, record, outputs.bundle_dir) != (None, None, None, None):
         # One after the other, so that the one which does not answer is named.
         named = [("log file", log), ("bundle directory", outputs.bundle_dir)]
         for what, path in [*named, *(("cache directory", path) for path in job.cache_dirs)]:
@@ -54,13 +54,13 @@ def check_outputs_ahead(
             list(job.ignore),
             log=log,
             report=report,
-            record=trace,
+            record=record,
             bundle_dir=outputs.bundle_dir,
             published=published,
             rewritten=job.on_stall == "report",
         )
         look_ahead(files, "a cache directory or the directory of an output", check)
-    return trace
+    return record
 
 
 def check_outputs(
@@ -81,7 +81,7 @@ def check_outputs(
         ignore: globs of files in them that never count.
         log: file for the generator's output.
         report: file for the report.
-        record: file for the trace.
+        record: file for the recording.
         bundle_dir: directory for post-mortem bundles.
         published: globs of files that are no part of what is published, None if nothing is: the cache is then digested, and
             any other file of ours in it would be a part of it.
@@ -92,7 +92,7 @@ def check_outputs(
     """
     named = [
         (what, path)
-        for what, path in (("log file", log), ("report file", report), ("trace", record))
+        for what, path in (("log file", log), ("report file", report), ("recording", record))
         if path is not None
     ]
     seen: dict[object, tuple[str, Path]] = {}
@@ -138,7 +138,7 @@ def _require_outside(
             found and found(path.name, below) for found in map(compile_ignore, left_out)
         ):
             continue
-        grows = what in ("log file", "trace") or (what == "report file" and len(left_out) == 1)
+        grows = what in ("log file", "recording") or (what == "report file" and len(left_out) == 1)
         why = "count as growth" if grows else "be a part of it"
         name = ", or name it *.log" if what == "log file" else ""
         raise InputError(

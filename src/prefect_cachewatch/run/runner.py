@@ -1,4 +1,4 @@
-"""One attempt put together: output, recording, metrics, view, diagnosis and report.
+"""One attempt put together: output, events, metrics, view, diagnosis and report.
 
 The command, the flow and a program share it. They wait for the generator and report problems in their own ways.
 Standard library only, since `cachewatch exec` stays in memory for as long as its generator runs.
@@ -6,24 +6,27 @@ Standard library only, since `cachewatch exec` stays in memory for as long as it
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prefect_cachewatch.common.aside import Files
+from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.common.secrets import LineRedactor, redact, redact_all
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.users import user_name
-from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.engine.events import Event, Reported, Stream
+from prefect_cachewatch.engine.narrator import Narrator
+from prefect_cachewatch.engine.recorder import Recorder
 from prefect_cachewatch.report.bundlestore import note_end
 from prefect_cachewatch.report.report import Report, build_report, report_json, write_report_within
 from prefect_cachewatch.run.doubts import find_doubts
 from prefect_cachewatch.run.examination import PostMortem
 from prefect_cachewatch.run.placement import Runtime
-from prefect_cachewatch.run.trace.recorder import TraceRecorder, attempt_path
 from prefect_cachewatch.supervise.output import OutputPump, Screen
 from prefect_cachewatch.supervise.supervisor import Launch
 from prefect_cachewatch.watching.attempt import Outcome, Watch, run_watch
@@ -35,7 +38,6 @@ if TYPE_CHECKING:
     from prefect_cachewatch.config import StallPolicy, StopPolicy
     from prefect_cachewatch.metrics.run import RunMetrics
     from prefect_cachewatch.run.learning import RunHistory
-    from prefect_cachewatch.run.trace.recorder import TraceRecorder
 
 _TAIL_LINES = 50
 _END_S = 5.0
@@ -52,19 +54,38 @@ class Origin:
 
 
 class View(Screen):
-    """Base of what shows a run to a person, such as `cli.progress.ProgressLine`."""
+    """Base of what shows a run to a person, such as `cli.progress.ProgressLine`: a reader of its events."""
 
-    def attempt_begins(self, number: int, attempts: int) -> None:
-        """Take in which attempt is next, of how many."""
+    files: Files = InPlace()
+    """The helper process that writes files of the view's, if it has any."""
 
-    def attempt_waits(self, pause_s: float) -> None:
-        """Show that the next attempt waits so long."""
-
-    def sampled(self, watch: Watch) -> None:
-        """Take in a measurement."""
+    def take(self, event: Event, at: float) -> None:
+        """Take in an event that was told at a wall time; must not block."""
 
     def close(self) -> None:
         """Leave the screen."""
+
+
+@contextlib.contextmanager
+def told_to(view: View, record: Path | None, files: Files, say: Callable[[str], object]) -> Iterator[Stream]:
+    """Open the stream of a run's events, which its view reads, and its recording if there is one.
+
+    Args:
+        view: shows the run.
+        record: file for its events; None for no recording.
+        files: the helper process that writes it.
+        say: told what went wrong with the recording, in a sentence.
+
+    Raises:
+        InputError: the recording cannot be made.
+    """
+    view.files = files
+    recorder = Recorder(record, files) if record is not None else None
+    try:
+        yield Stream([view.take] if recorder is None else [view.take, recorder.take])
+    finally:
+        if recorder is not None and (problem := recorder.finish()) is not None:
+            say(problem)
 
 
 class Runner:
@@ -76,15 +97,14 @@ class Runner:
         attempt: its number, from 1.
         bundles: whether a stall or a failure gets a post-mortem bundle.
         bundle_root: where bundles go; default in the user's state directory.
-        trace: file for a trace of the growth; attempts after the first add their number to its name.
         metrics: counts the attempt.
         view: shows the attempt.
-        on_sample: called after each measurement; must not block.
+        tell: takes each event of the attempt; must not block.
         on_stall: called, in the monitor's thread, with the report of a stall that stops nothing; must not block.
         attempts: how many attempts there may be at most, if that is known.
         origin: the Prefect run that it belongs to.
         published: whether the cache is checked before it is published, and need not be looked over here.
-        report: where the caller writes the report.
+        own: files and directories that the caller writes, which are not the generator's.
     """
 
     def __init__(
@@ -95,25 +115,22 @@ class Runner:
         attempt: int = 1,
         bundles: bool = True,
         bundle_root: Path | None = None,
-        trace: Path | None = None,
         metrics: RunMetrics | None = None,
         view: View | None = None,
-        on_sample: Callable[[Watch], None] | None = None,
+        tell: Callable[[Event], None] = lambda event: None,
         on_stall: Callable[[Report], None] | None = None,
         attempts: int | None = None,
         origin: Origin = Origin(),
         published: bool = False,
-        report: Path | None = None,
+        own: Sequence[Path | None] = (),
     ) -> None:
         self.problems: list[str] = []
         """Faults of recording and writing, as sentences."""
         self._files, self._secrets, self._attempt = files, secrets, attempt
         self._bundles, self._bundle_root = bundles, bundle_root
-        self._trace, self._metrics, self._view = trace, metrics, view
-        self._own = [path for path in (report, trace, bundle_root) if path is not None]
-        self._recorder: TraceRecorder | None = None
-        self._told = [on_sample] if on_sample is not None else []
-        self._told += [one.sampled for one in (metrics, view) if one is not None]
+        self._metrics, self._view = metrics, view
+        self._own = [path for path in (*own, bundle_root) if path is not None]
+        self.narrator = Narrator(attempt, tell, secrets)
         self._tell_stall = on_stall
         self._attempts, self._origin, self._published = attempts, origin, published
         self._examine_anew()
@@ -163,12 +180,10 @@ class Runner:
             The watch, not started yet.
 
         Raises:
-            InputError: the log cannot be opened, or the trace of a first attempt; a later attempt runs without a trace.
+            InputError: the log cannot be opened.
         """
         supervisor = place.supervisor(site.paths)
         output = OutputPump(log, pass_through=show_output, screen=self._view, files=self._files)
-        if self._trace is not None:
-            self._begin_recording(self._trace)
         if self._metrics is not None:
             self._metrics.attempt_began(self._attempt, expected_bytes)
         made = Watch(
@@ -179,6 +194,7 @@ class Runner:
             learn=history.window if history is not None else lambda _: (None, ""),
         )  # fmt: skip
         made.contradict = self.contradict
+        made.on_start, made.on_stop = self.narrator.start, self.narrator.stopping
         made.written = self.examiner.written
         made.own_files = [*self._own, *filter(None, [log])]
         return made
@@ -186,11 +202,13 @@ class Runner:
     def sampled(self, watch: Watch) -> None:
         """Pass a measurement on."""
         self.examiner.sampled(watch)
-        for tell in self._told:
-            tell(watch)
+        if self._metrics is not None:
+            self._metrics.sampled(watch)
+        self.narrator.sampled(watch)
 
     def before_stop(self, watch: Watch, verdict: Verdict) -> None:
-        """Collect the evidence."""
+        """Tell of the verdict, and collect the evidence."""
+        self.narrator.decided(watch, verdict, stops=True)
         self.examiner.before_stop(watch, verdict)
 
     def contradict(self, watch: Watch, verdict: Verdict) -> str | None:
@@ -211,9 +229,11 @@ class Runner:
         Returns:
             Its message and the directory of its bundle.
         """
+        self.narrator.decided(watch, verdict, stops=False)
         self.examiner.before_stop(watch, verdict)
         outcome = self.examiner.conclude(watch, watch.describe_stall(verdict))
         report = self._report(watch, outcome)
+        self._tell_report(report)
         self._examine_anew()
         if self._tell_stall is not None:
             self._tell_stall(report)
@@ -227,14 +247,14 @@ class Runner:
             self.let_go(watch)
 
     def let_go(self, watch: Watch) -> None:
-        """Leave the screen, and end the recording."""
+        """Leave the screen, and tell of the tree's end."""
         if self._view is not None:
             self._view.close()
-        if self._recorder is not None and (problem := self._recorder.finish(watch)):
-            self.problems.append(problem)
+        self.narrator.gone(watch)
 
     def conclude(self, watch: Watch, outcome: Outcome) -> Outcome:
         """Name the cause of an attempt that stalled or failed; see `PostMortem.conclude`."""
+        self.narrator.gone(watch)
         outcome = self.examiner.conclude(watch, outcome)
         try:
             outcome = find_doubts(self._files, watch, outcome, self._secrets, look=not self._published)
@@ -267,6 +287,7 @@ class Runner:
             The report of the attempt.
         """
         report = self._report(watch, outcome, publication, retry)
+        self._tell_report(report)
         stalls = report.attached.stalls if report.attached is not None else report.would_be_stops
         if bundles := [stall.bundle for stall in stalls if stall.bundle is not None]:
             try:
@@ -309,12 +330,5 @@ class Runner:
         if path is not None and (problem := write_report_within(self._files, report, path)):
             self.problems.append(problem)
 
-    def _begin_recording(self, trace: Path) -> None:
-        try:
-            self._recorder = TraceRecorder(attempt_path(trace, self._attempt), self._files)
-        except InputError as error:
-            if self._attempt == 1:
-                raise
-            self.problems.append(f"attempt {self._attempt} is not recorded: {error.message}")
-        else:
-            self._told.append(self._recorder.sampled)
+    def _tell_report(self, report: Report) -> None:
+        self.narrator.tell(Reported(json.loads(report_json(report))))

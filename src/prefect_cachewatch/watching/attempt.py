@@ -195,6 +195,10 @@ class Watch:
         """The stalls that are only reported, if none is to stop anything."""
         self.contradict: Callable[[Watch, Verdict], str | None] = lambda watch, verdict: None
         """Says what speaks against a silence that the tree would be stopped for; bounded by the caller."""
+        self.on_start: Callable[[Watch], None] = lambda watch: None
+        """Told once the generator runs; must not block."""
+        self.on_stop: Callable[[str], None] = lambda why: None
+        """Told why the tree is to end, each time that somebody wants it; must not block."""
         self.written: Callable[[Watch], int | None] = lambda watch: None
         """Says how many bytes the tree has written so far; None if that is not known."""
         self._env = dict(os.environ) | job.env if env is None else dict(env)
@@ -209,6 +213,10 @@ class Watch:
         self._emptiness: Emptiness | None = None
         self._began_files: int | None = None
         self._server_log: Path | None = None
+
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return self._clock() - self.started_s
 
     @property
     def state(self) -> GrowthMonitor:
@@ -284,6 +292,7 @@ class Watch:
         rule = StallRule(self.stall, self.started_s, warmup, learned)
         self.monitor_state = self.monitor_with(rule, baseline)
         self.monitor_state.notes += [*notes, *self.supervisor.notes, *filter(None, [learned_note])]
+        self.on_start(self)
         if self.serving is not None:
             self.serving.start(self.supervisor, self._hand_over)
 
@@ -345,6 +354,7 @@ class Watch:
         self.verdict, self.decided_s = verdict, self._clock()
         if self._before_stop is not None:
             self._before_stop(self, verdict)
+        self.on_stop(verdict.kind or verdict.status)
         self._running().stop()
 
     def cancel(self, why: str, grace_s: float | None = None) -> None:
@@ -358,6 +368,7 @@ class Watch:
         if self.serving is not None:
             self.serving.cancel()
         if self.supervisor is not None:
+            self.on_stop(self.cancelled_by)
             self.supervisor.stop(grace_s)
 
     def finish(self, listing_limit: int = 1000) -> Outcome:

@@ -246,7 +246,7 @@ def tree_pids(supervisor: Supervisor) -> list[int]:
 
 
 def own_files(leave_out: Collection[int]) -> set[str]:
-    """List the files that this process and its helpers have open for writing: the log, the trace, the report.
+    """List the files that this process and its helpers have open for writing: the log, the recording, the report.
 
     Args:
         leave_out: pids below this process that belong to other runs.

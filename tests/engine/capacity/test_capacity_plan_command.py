@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -225,12 +224,11 @@ def test_a_picture_has_the_ceilings_of_all_classes_only(planner: Planner) -> Non
 
 def recorded(planner: Planner, *rows: tuple[float, int, int]) -> Path:
     """A run of samples: seconds, megabytes written, files."""
-    path = planner.place / "run.csv"
-    with path.open("w", newline="") as file:
-        lines = csv.writer(file)
-        lines.writerow(["t_s", "total_bytes", "file_count", "written_bytes"])
-        lines.writerows((t, size * 10**6, files, size * 10**6) for t, size, files in rows)
-    return path
+    lines = ['{"event": "started", "protocol": 1, "n": 1, "pid": null}']
+    for at_s, size, files in rows[1:]:
+        sample = {"at_s": at_s, "bytes_written": size * 10**6, "files_present": files}
+        lines.append(json.dumps({"event": "progress", "protocol": 1, **sample}))
+    return planner.write("\n".join([*lines, ""]), "run.jsonl")
 
 
 FAST = """
@@ -269,7 +267,7 @@ def test_the_other_fields_of_the_class_stay(planner: Planner) -> None:
     assert (answer["classes"], answer["jobs"], answer["burst_bytes"]) == (["builds"], [40], 200_000_000)
 
 
-@pytest.mark.parametrize(("trace", "told"), [("", "is empty"), ("t_s,total_bytes\n", "no column file_count")])
-def test_a_file_that_is_no_trace_is_one_sentence(planner: Planner, trace: str, told: str) -> None:
+@pytest.mark.parametrize(("content", "told"), [("", "nothing was measured"), ("t_s,total_bytes\n", "line 1: no event")])
+def test_a_file_that_is_no_recording_is_one_sentence(planner: Planner, content: str, told: str) -> None:
     planner.write(FAST)
-    assert told in planner.refused("--from-trace", planner.write(trace, "run.csv"))
+    assert told in planner.refused("--from-trace", planner.write(content, "run.jsonl"))

@@ -14,8 +14,9 @@ from rich.console import Console
 
 from prefect_cachewatch.cli import fleet_view, live
 from prefect_cachewatch.cli.live import render_live
-from prefect_cachewatch.cli.plain import LiveState, render_plain, told_text
+from prefect_cachewatch.cli.plain import LiveState, render_plain
 from prefect_cachewatch.common.console import ConsoleWriter
+from prefect_cachewatch.engine.narrator import describe_told
 from prefect_cachewatch.fleet.rows import JobRow
 from prefect_cachewatch.watching.sections import LoggedProgress
 
@@ -108,9 +109,9 @@ def test_a_fleets_table_has_left_the_screen_before_anything_else_is_said(monkeyp
 
 def test_what_the_output_told_is_shown_with_the_time_left_by_now():
     logged = LoggedProgress(3, 5.0, 65.0, "shard 2/4", 2.0, 4.0, 50.0, 90.0)
-    told = told_text(logged, 100.0)
+    told = describe_told(logged, 100.0)
     assert told == "told 2 of 4 (50 %), 55 s left"
     assert plain(replace(STATE, told=told))[-2] == f"log    {told}"
     assert "of 5 minutes; told 2 of 4 (50 %), 55 s left; suspected" in render_plain(replace(STATE, told=told))
-    assert told_text(logged, 400.0) == "told 2 of 4 (50 %)"
-    assert told_text(LoggedProgress(1, 5.0, 5.0, "graph 7 token=hunter2hunter2"), 9.0) == "told graph 7 token=***"
+    assert describe_told(logged, 400.0) == "told 2 of 4 (50 %)"
+    assert describe_told(LoggedProgress(1, 5.0, 5.0, "graph 7 token=hunter2hunter2"), 9.0) == "told graph 7 token=***"

@@ -53,7 +53,7 @@ class _File(click.Path):
             if param is None or "--record" not in param.opts:
                 self.fail(f"{shown}: name a file in it", param, ctx)
             with contextlib.closing(Aside.fork()) as files:
-                if not look_ahead(files, f"trace {value}", os.path.isdir, os.path.abspath(value)):
+                if not look_ahead(files, f"recording {value}", os.path.isdir, os.path.abspath(value)):
                     self.fail(f"{shown} that does not exist: create it first", param, ctx)
         return super().convert(value, param, ctx)
 
@@ -81,7 +81,7 @@ REPORTING = [
         "--progress",
         "shown",
         type=_Progress(["live", "plain", "json", "none"]),
-        help="How to show the growth on standard error: a live view, a line a minute (with --expect, for each tenth if that is rarer), a JSON object for each sample, or "
+        help="How to show the growth on standard error: a live view, a line a minute (with --expect, for each tenth if that is rarer), the events as JSON lines, or "
         "nothing; default live in a terminal, else plain; none with --quiet.",
     ),
 ]
@@ -95,7 +95,7 @@ _OUTPUT = [
     option(
         "--record",
         **_FILE,
-        help="Record the growth as a trace for cachewatch replay; into a directory under a name of its own.",
+        help="Record the run's events for cachewatch replay; into a directory under a name of its own.",
     ),
     option("--log", **_FILE, help="Write the generator's output, capped."),
     option(

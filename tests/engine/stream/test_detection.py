@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from tests.benchmarks import detection
 from tests.benchmarks.detection import OURS, PEER
-from tests.corpus import FAMILIES, synthetic_trace
+from tests.corpus import FAMILIES, synthetic_run
 
 
 def test_the_corpus_is_pinned():
     # A change here changes all figures of the benchmark.
-    ends = {family: round(synthetic_trace(family, 0).end_s, 3) for family in FAMILIES}
+    ends = {family: round(synthetic_run(family, 0).end_s, 3) for family in FAMILIES}
     assert ends == {
         "steady": 4163.419, "lognormal": 7420.099, "layer-wise": 4281.385, "phase change": 13073.567, "Pareto": 5468.487,
     }  # fmt: skip

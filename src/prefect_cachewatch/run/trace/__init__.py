@@ -1,1 +1,0 @@
-"""Recorded runs: `rows` as values, `files` on disk, the `recorder` of a running watch, and their `replay`."""
