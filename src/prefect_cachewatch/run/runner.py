@@ -154,6 +154,7 @@ class Runner:
         *,
         log: Path | None = None,
         show_output: bool = False,
+        streams: tuple[int, int] = (1, 2),
         stdin_fd: int | None = None,
         expected_bytes: int | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -169,7 +170,8 @@ class Runner:
             stop: how the tree is stopped.
             env: this process's environment with the job's variables on top; `place` picks from it.
             log: file for its output.
-            show_output: whether the output is copied to this process's own.
+            show_output: whether the output is copied.
+            streams: the descriptors that it is copied to.
             stdin_fd: its standard input; default /dev/null.
             expected_bytes: size of the finished cache, for the metrics.
             clock: monotonic time in seconds.
@@ -183,7 +185,7 @@ class Runner:
             InputError: the log cannot be opened.
         """
         supervisor = place.supervisor(site.paths)
-        output = OutputPump(log, pass_through=show_output, screen=self._view, files=self._files)
+        output = OutputPump(log, pass_to=streams if show_output else None, screen=self._view, files=self._files)
         if self._metrics is not None:
             self._metrics.attempt_began(self._attempt, expected_bytes)
         made = Watch(
@@ -233,7 +235,7 @@ class Runner:
         self.examiner.before_stop(watch, verdict)
         outcome = self.examiner.conclude(watch, watch.describe_stall(verdict))
         report = self._report(watch, outcome)
-        self._tell_report(report)
+        self._tell_report(report, final=False)
         self._examine_anew()
         if self._tell_stall is not None:
             self._tell_stall(report)
@@ -330,5 +332,5 @@ class Runner:
         if path is not None and (problem := write_report_within(self._files, report, path)):
             self.problems.append(problem)
 
-    def _tell_report(self, report: Report) -> None:
-        self.narrator.tell(Reported(json.loads(report_json(report))))
+    def _tell_report(self, report: Report, *, final: bool = True) -> None:
+        self.narrator.tell(Reported(json.loads(report_json(report)), final))

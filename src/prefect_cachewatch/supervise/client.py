@@ -76,7 +76,7 @@ class GuardClient(HelperClient):
             "hold": list(launch.hold),
             "may_release": launch.may_release,
             "flow_pid": os.getpid(),
-            "signals": inherited_signals(),
+            "signals": launch.signals or inherited_signals(),
             "says_reaped": launch.tell is not None,
         }
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from prefect_cachewatch.supervise.guard_signals import DEAF
 from prefect_cachewatch.supervise.supervisor import Supervised, TreeEnd
 from prefect_cachewatch.supervise.tending import Tended
 
@@ -33,15 +34,6 @@ IMPORT_FROM = str(Path(__file__).resolve().parents[2])
 
 _made: weakref.WeakSet[HelperClient] = weakref.WeakSet()
 _made_lock = threading.Lock()  # a signal handler may list the clients while another thread makes one
-
-
-# A batch system signals every process of a job (Slurm's --signal=USR1@60), and a helper that died of that would end the
-# run. Signals that a crash raises keep their default. The caller's signal mask is cleared, and SIGCHLD is set to its
-# default, since the helper waits for its children. Only `_signal` is imported, since `signal` imports enum.
-_DEAF = (
-    "import _signal as s;[s.signal(n,s.SIG_IGN)for n in s.valid_signals()-{4,5,6,7,8,9,11,17,18,19,31}];"
-    "s.signal(17,s.SIG_DFL);s.pthread_sigmask(s.SIG_SETMASK,());"
-)
 
 
 class _Starts:
@@ -330,7 +322,7 @@ def spawn_helper(module: str, fd: int, pass_fds: Sequence[int], title: str) -> s
     Returns:
         The running process; its standard streams are /dev/null.
     """
-    code = f"{_DEAF}import sys;sys.path.append({IMPORT_FROM!r});from {module} import main;main({fd})"
+    code = f"{DEAF}import sys;sys.path.append({IMPORT_FROM!r});from {module} import main;main({fd})"
     return subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", code, title],
         stdin=subprocess.DEVNULL,

@@ -34,6 +34,7 @@ class Launch:
         may_release: whether it may be handed over when it is ready (`Supervisor.release`).
         files: removes and reads state files for this process.
         has_state: whether to write a state file; false if its directory does not answer.
+        signals: what the command ignores and blocks at its start, as of `inherited_signals`; default as this process.
         tell: called in a separate thread with a sentence about each step of a guard, including orphans that it reaps.
     """
 
@@ -48,6 +49,7 @@ class Launch:
     may_release: bool = False
     files: Files = field(default_factory=InPlace, repr=False)
     has_state: bool = True
+    signals: Mapping[str, Sequence[int]] | None = None
     tell: Callable[[str], None] | None = None
 
 
