@@ -64,8 +64,16 @@ class Tree:
         assert self.process.poll() is None, self.process.communicate()
         assert stands(), f"{len(self.living(settled=True))} of {len(self.living())} have settled"
 
+    def engine(self) -> int:
+        """The process that the command has started to run its generator."""
+        return self.helpers()[0]
+
     def guards(self) -> list[int]:
-        """Those between the command and its generator, the outer one first."""
+        """Those between the engine and its generator, the outer one first."""
+        return self.helpers()[1:]
+
+    def helpers(self) -> list[int]:
+        """Those between the command and its generator, from above."""
         for pid in self.living():
             with contextlib.suppress(psutil.Error):  # it ends just now
                 way = [parent.pid for parent in psutil.Process(pid).parents()]
@@ -127,11 +135,53 @@ def test_a_killed_command_leaves_nobody(tree: Tree, shape: str) -> None:
     tree.process.kill()
     assert tree.status() == -signal.SIGKILL
     tree.assert_gone()
-    assert not (tree.place.root / "report.json").exists()
+    assert (tree.report()["outcome"], tree.report()["stop"]["survivors"]) == ("cancelled", [])  # the engine outlives it
+
+
+# Which die at one instant: the command, its engine, the outer and the inner guard.
+DIE = {
+    "engine": (1,), "command and engine": (0, 1), "engine and outer guard": (1, 2), "engine and inner guard": (1, 3),
+    "command and outer guard": (0, 2), "command and inner guard": (0, 3), "command and both guards": (0, 2, 3),
+    "engine and both guards": (1, 2, 3), "command, engine and outer guard": (0, 1, 2), "command, engine and inner guard": (0, 1, 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", ["daemon", "sessions"])
+@pytest.mark.parametrize("who", DIE)
+def test_whoever_is_killed_nobody_is_left(tree: Tree, who: str, shape: str) -> None:
+    tree.start(*WELL)
+    tree.stand()
+    killed_at_once([([tree.process.pid, *tree.helpers()])[index] for index in DIE[who]])
+    assert tree.status() == (-signal.SIGKILL if 0 in DIE[who] else 125)
+    tree.assert_gone()
+
+
+@pytest.mark.parametrize("shape", ["daemon"])
+def test_an_engine_that_is_stopped_is_continued(tree: Tree) -> None:
+    tree.start(*QUICK, "--stall-after", "10s", "--first-write-within", "60s", writes=3)
+    tree.stand()
+    os.kill(tree.engine(), signal.SIGSTOP)
+    assert tree.status() == 124
+    tree.assert_gone()
+
+
+@pytest.mark.parametrize("shape", ["daemon"])
+def test_a_command_that_is_stopped_holds_up_no_verdict_and_no_stop(tree: Tree) -> None:
+    tree.start(*QUICK, "--stall-after", "10s", "--first-write-within", "60s", writes=3)
+    tree.stand()
+    tree.process.send_signal(signal.SIGSTOP)
+    assert eventually(lambda: not tree.living())
+    assert state(tree.process.pid) == "T"
+    tree.process.send_signal(signal.SIGCONT)
+    assert tree.status() == 124
+    tree.assert_gone()
 
 
 def killed(tree: Tree, *which: int, number: int = signal.SIGKILL) -> None:
-    pids = [tree.guards()[index] for index in which]
+    killed_at_once([tree.guards()[index] for index in which], number)
+
+
+def killed_at_once(pids: list[int], number: int = signal.SIGKILL) -> None:
     for pid in pids:  # so that neither acts on the death of the other
         os.kill(pid, signal.SIGSTOP)
     for pid in pids[::-1]:  # the death of a parent would let its stopped child go on
@@ -260,11 +310,7 @@ def everybody_killed(tree: Tree) -> list[int]:
     tree.stand()
     if tree.shape == "daemon":
         tree.known()
-    all_three = [tree.process.pid, *tree.guards()]
-    for pid in all_three:
-        os.kill(pid, signal.SIGSTOP)
-    for pid in all_three[::-1]:
-        os.kill(pid, signal.SIGKILL)
+    killed_at_once([tree.process.pid, *tree.helpers()])
     tree.status()
     left = tree.living()
     assert left, "nobody outlived the guards: this shows nothing"

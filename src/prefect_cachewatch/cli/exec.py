@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import select
 import signal
 import sys
 import time
@@ -26,6 +25,8 @@ from prefect_cachewatch.engine.spec import to_plain
 from prefect_cachewatch.errors import CommandError, GuardError
 from prefect_cachewatch.supervise.client import inherited_signals
 from prefect_cachewatch.supervise.output import OutputPump
+from prefect_cachewatch.supervise.proc import descendants, process_name, send_signal
+from prefect_cachewatch.supervise.tending import GUARD_NAME
 
 if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob, Outputs, StallPolicy, StopPolicy
@@ -162,17 +163,31 @@ class _Front:
             self._pump = None
 
     def _mourn(self) -> str:
-        """Wait until nothing of a run is left whose engine has died; its guard, our child by now, stops the tree."""
+        """Wait until nothing of a run is left whose engine has died: a guard, our child by now, stops the tree.
+
+        Without any guard the processes of the tree are our children, and are killed here.
+        """
         self._end_output()
         end_s = time.monotonic() + self._settings.stop.grace_s + _TREE_ENDS_S
         while time.monotonic() < end_s:
-            try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return "the engine of this run has died; its guard has stopped the generator"
-            if not pid:
-                select.select([], [], [], 0.05)
-        return "the engine of this run has died, and its guard has not ended: see what is left with ps"
+            if not _reap():
+                return "the engine of this run has died, and its generator was stopped"
+            tree = descendants(os.getpid())
+            if not any(process_name(pid) == GUARD_NAME for pid in tree):
+                for pid, found in tree.items():
+                    send_signal(pid, found.start_ticks, signal.SIGKILL)
+            time.sleep(0.05)
+        return "the engine of this run has died, and its generator could not be stopped: see what is left with ps"
+
+
+def _reap() -> bool:
+    """Reap the children that have ended; say whether any is left."""
+    while True:
+        try:
+            if not os.waitpid(-1, os.WNOHANG)[0]:
+                return True
+        except ChildProcessError:
+            return False
 
 
 def _spec(settings: ExecSettings, streams: tuple[int, int]) -> dict[str, Any]:

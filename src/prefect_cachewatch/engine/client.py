@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
 import subprocess
 import sys
@@ -18,9 +19,11 @@ from typing import Any
 from prefect_cachewatch.engine.events import Event, MalformedEvent, told_in
 from prefect_cachewatch.supervise.guard_signals import DEAF
 from prefect_cachewatch.supervise.helper_client import IMPORT_FROM
+from prefect_cachewatch.supervise.tending import Tended
 
 _READ_BYTES = 1 << 16
-_SEND_S = 5.0
+_TEND_EVERY_S = 1.0
+_HELD_S = 10.0  # how long a tracer may hold it despite SIGCONT
 
 
 class EngineClient:
@@ -63,7 +66,12 @@ class EngineClient:
     def events(self) -> Iterator[tuple[Event, float]]:
         """Read the events, each with its wall time, until the engine hangs up; `bye` is the last one unless it has died."""
         buffer = b""
+        tended, poll = Tended(self._process.pid), select.poll()
+        poll.register(self._socket, select.POLLIN)
         while True:
+            if not poll.poll(_TEND_EVERY_S * 1000):
+                tended.look(_HELD_S)  # one that is stopped is continued, or it could stop nothing
+                continue
             try:
                 chunk = self._socket.recv(_READ_BYTES)
             except OSError:
