@@ -21,9 +21,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from prefect_cachewatch.common.aside import Aside, Files
+from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.common.secrets import hide, redact_all, secret_values
 from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.within import Threads
 from prefect_cachewatch.engine.events import (
     AttemptWanted,
     Bye,
@@ -72,10 +73,9 @@ def main(control: int) -> NoReturn:
     if not (line := lines.readline()):
         os._exit(97)  # the front has died
     spec = from_plain(json.loads(line))
-    with contextlib.closing(Aside.fork()) as files:  # before any thread is started
-        engine = Engine(connection, spec, files)
-        threading.Thread(target=engine.listen, args=(lines,), name="cachewatch-front", daemon=True).start()
-        engine.run()
+    engine = Engine(connection, spec, Threads())
+    threading.Thread(target=engine.listen, args=(lines,), name="cachewatch-front", daemon=True).start()
+    engine.run()
     null = os.open(os.devnull, os.O_RDWR)
     for fd in {0, 1, 2, *spec.streams}:  # a reader of them must see their end, also if this process is left behind
         os.dup2(null, fd)
