@@ -122,6 +122,7 @@ class Engine:
         self._spec, self._files = spec, files
         self._front = _Outlet(front)
         self._stream = Stream([self._front.take])
+        self._recorder: Recorder | None = None
         self._clock = _Clock()
         self._may_go = threading.Semaphore(0)
         self._has_front = True
@@ -211,7 +212,9 @@ class Engine:
             site.close()
             if metrics is not None:
                 self._finish_metrics(metrics, outcome.name)
-            return Bye(outcome.name, report.exit_status(self._received[0] if self._received else None))
+            bye = Bye(outcome.name, report.exit_status(self._received[0] if self._received else None))
+            self._keep(bye)
+        return bye
 
     def _attempt(
         self,
@@ -256,14 +259,20 @@ class Engine:
         self._stream.tell(Note(hide(text, secret_values(self._env())), fault))
 
     def _recorded(self, record: Path, stack: contextlib.ExitStack) -> Stream:
-        recorder = Recorder(record, self._files)
+        recorder = self._recorder = Recorder(record, self._files)
 
         def finish() -> None:
+            self._stream = Stream([self._front.take])
             if (problem := recorder.finish()) is not None:
                 self._note(problem, fault=True)
 
         stack.callback(finish)
         return Stream([self._front.take, recorder.take])
+
+    def _keep(self, bye: Bye) -> None:
+        """Record the last event before the front is told, which may yet be told of a fault of the recording."""
+        if self._recorder is not None:
+            self._recorder.take(bye, time.time())
 
     def _metrics(self) -> AbstractContextManager[MetricsExporter | None]:
         if self._spec.metrics is None:
