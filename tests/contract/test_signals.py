@@ -254,15 +254,6 @@ def test_a_signal_to_every_process_of_a_job_ends_no_helper(place: Place, name: s
         assert (run.end(), run.report()["notes"]) == (0, [])
 
 
-def test_the_outer_guard_outlives_a_sigterm_since_the_inner_one_needs_its_grace_period(place: Place) -> None:
-    with listening(place, "--progress", "json") as run:
-        rows = subprocess.run(["ps", "-o", "ppid=", "-p", str(run.guard)], capture_output=True, text=True, check=True)
-        os.kill(int(rows.stdout), signal.SIGTERM)
-        for _ in range(2):
-            run.measured()
-        assert run.end() == 0
-
-
 @pytest.mark.parametrize("name", ["KILL", "TERM", "INT", "HUP"])
 def test_a_guard_that_is_ended_is_cachewatchs_own_failure_and_nobody_is_left(place: Place, name: str) -> None:
     with listening(place, "-v") as run:

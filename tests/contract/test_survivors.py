@@ -68,9 +68,10 @@ class Tree:
         """The process that the command has started to run its generator."""
         return self.helpers()[0]
 
-    def guards(self) -> list[int]:
-        """Those between the engine and its generator, the outer one first."""
-        return self.helpers()[1:]
+    def guard(self) -> int:
+        """The process between the engine and its generator."""
+        _, guard = self.helpers()
+        return guard
 
     def helpers(self) -> list[int]:
         """Those between the command and its generator, from above."""
@@ -138,12 +139,8 @@ def test_a_killed_command_leaves_nobody(tree: Tree, shape: str) -> None:
     assert (tree.report()["outcome"], tree.report()["stop"]["survivors"]) == ("cancelled", [])  # the engine outlives it
 
 
-# Which die at one instant: the command, its engine, the outer and the inner guard.
-DIE = {
-    "engine": (1,), "command and engine": (0, 1), "engine and outer guard": (1, 2), "engine and inner guard": (1, 3),
-    "command and outer guard": (0, 2), "command and inner guard": (0, 3), "command and both guards": (0, 2, 3),
-    "engine and both guards": (1, 2, 3), "command, engine and outer guard": (0, 1, 2), "command, engine and inner guard": (0, 1, 3),
-}  # fmt: skip
+# Which die at one instant: the command, its engine, the guard.
+DIE = {"engine": (1,), "command and engine": (0, 1), "command and guard": (0, 2), "engine and guard": (1, 2)}
 
 
 @pytest.mark.parametrize("shape", ["daemon", "sessions"])
@@ -156,7 +153,6 @@ def test_whoever_is_killed_nobody_is_left(tree: Tree, who: str, shape: str) -> N
     tree.assert_gone()
 
 
-@pytest.mark.parametrize("shape", ["daemon"])
 def test_an_engine_that_is_stopped_is_continued(tree: Tree) -> None:
     tree.start(*QUICK, "--stall-after", "10s", "--first-write-within", "60s", writes=3)
     tree.stand()
@@ -165,7 +161,6 @@ def test_an_engine_that_is_stopped_is_continued(tree: Tree) -> None:
     tree.assert_gone()
 
 
-@pytest.mark.parametrize("shape", ["daemon"])
 def test_a_command_that_is_stopped_holds_up_no_verdict_and_no_stop(tree: Tree) -> None:
     tree.start(*QUICK, "--stall-after", "10s", "--first-write-within", "60s", writes=3)
     tree.stand()
@@ -177,21 +172,16 @@ def test_a_command_that_is_stopped_holds_up_no_verdict_and_no_stop(tree: Tree) -
     tree.assert_gone()
 
 
-def killed(tree: Tree, *which: int, number: int = signal.SIGKILL) -> None:
-    killed_at_once([tree.guards()[index] for index in which], number)
-
-
-def killed_at_once(pids: list[int], number: int = signal.SIGKILL) -> None:
+def killed_at_once(pids: list[int]) -> None:
     for pid in pids:  # so that neither acts on the death of the other
         os.kill(pid, signal.SIGSTOP)
     for pid in pids[::-1]:  # the death of a parent would let its stopped child go on
-        os.kill(pid, number)
+        os.kill(pid, signal.SIGKILL)
 
 
 def stopped(tree: Tree) -> None:
-    for pid in tree.guards():
-        os.kill(pid, signal.SIGSTOP)
-        assert eventually(lambda pid=pid: state(pid) == "T")
+    os.kill(guard := tree.guard(), signal.SIGSTOP)
+    assert eventually(lambda: state(guard) == "T")
 
 
 def sent(name: str) -> Callable[[Tree], None]:
@@ -209,15 +199,12 @@ ENDS: dict[tuple[str, str], tuple[Callable[[Tree], object], int, str]] = {
     ("SIGTERM", "bomb"): (sent("SIGTERM"), 143, "cancelled"),
     ("Ctrl-C", "term_ignorer"): (to_group("SIGINT"), 130, "cancelled"),
     ("a closed terminal", "nohup"): (to_group("SIGHUP"), 129, "cancelled"),
-    ("the outer guard is killed", "daemon"): (lambda tree: killed(tree, 0), 125, "failed"),
-    ("the inner guard is killed", "daemon"): (lambda tree: killed(tree, 1), 125, "failed"),
-    ("the inner guard is killed", "bomb"): (lambda tree: killed(tree, 1), 125, "failed"),
-    ("both guards are killed", "sessions"): (lambda tree: killed(tree, 0, 1), 125, "failed"),
-    ("both guards are killed", "chain"): (lambda tree: killed(tree, 0, 1), 125, "failed"),
-    ("both guards are killed, once it is known", "daemon"): (
-        lambda tree: (tree.known(), killed(tree, 0, 1)), 125, "failed",
-    ),
-    ("the guards are stopped, then SIGTERM", "daemon"): (
+    ("the guard is killed", "daemon"): (lambda tree: os.kill(tree.guard(), signal.SIGKILL), 125, "failed"),
+    ("the guard is killed", "bomb"): (lambda tree: os.kill(tree.guard(), signal.SIGKILL), 125, "failed"),
+    ("the guard is killed", "chain"): (lambda tree: os.kill(tree.guard(), signal.SIGKILL), 125, "failed"),
+    ("the guard is killed", "sessions"): (lambda tree: os.kill(tree.guard(), signal.SIGKILL), 125, "failed"),
+    ("the guard is stopped, then it is killed", "daemon"): (lambda tree: killed_at_once([tree.guard()]), 125, "failed"),
+    ("the guard is stopped, then SIGTERM", "daemon"): (
         lambda tree: (stopped(tree), sent("SIGTERM")(tree)), 143, "cancelled",
     ),
 }  # fmt: skip
@@ -236,7 +223,7 @@ def test_whatever_ends_the_run_ends_its_tree(tree: Tree, end: str, shape: str) -
     assert (report["stop"] or {}).get("survivors", []) == []
 
 
-def test_stopped_guards_do_not_hold_up_the_end_of_a_stalled_tree(tree: Tree) -> None:
+def test_a_stopped_guard_does_not_hold_up_the_end_of_a_stalled_tree(tree: Tree) -> None:
     tree.start(*QUICK, "--stall-after", "10s", "--first-write-within", "60s", writes=3)
     tree.stand()
     stopped(tree)
@@ -245,7 +232,7 @@ def test_stopped_guards_do_not_hold_up_the_end_of_a_stalled_tree(tree: Tree) -> 
     assert tree.report()["stop"]["survivors"] == []
 
 
-def test_stopped_guards_act_on_the_death_of_the_command(tree: Tree) -> None:
+def test_a_stopped_guard_acts_on_the_death_of_the_command(tree: Tree) -> None:
     tree.start(*WELL)
     tree.stand()
     stopped(tree)
@@ -305,7 +292,7 @@ def test_what_a_command_leaves_behind_is_waited_for_and_watched(tree: Tree) -> N
 
 
 def everybody_killed(tree: Tree) -> list[int]:
-    """As where the host's memory ends: the command and its guards die before any of them can act; who is left."""
+    """As where the host's memory ends: the command, its engine and its guard die before any of them can act; who is left."""
     tree.start(*WELL)
     tree.stand()
     if tree.shape == "daemon":
@@ -313,12 +300,12 @@ def everybody_killed(tree: Tree) -> list[int]:
     killed_at_once([tree.process.pid, *tree.helpers()])
     tree.status()
     left = tree.living()
-    assert left, "nobody outlived the guards: this shows nothing"
+    assert left, "nobody outlived the guard: this shows nothing"
     return left
 
 
 @pytest.mark.parametrize("shape", ["bomb", "daemon", "sessions"])
-def test_who_outlives_command_and_guards_is_found_by_doctor(tree: Tree, shape: str) -> None:
+def test_who_outlives_command_engine_and_guard_is_found_by_doctor(tree: Tree, shape: str) -> None:
     everybody_killed(tree)
     ran = tree.place.run("doctor", "--no-prefect", "--json")
     assert ran.status == 0, ran.stdout
@@ -326,7 +313,7 @@ def test_who_outlives_command_and_guards_is_found_by_doctor(tree: Tree, shape: s
     tree.assert_gone()
 
 
-def test_who_outlives_command_and_guards_is_stopped_by_the_next_run(tree: Tree) -> None:
+def test_who_outlives_command_engine_and_guard_is_stopped_by_the_next_run(tree: Tree) -> None:
     left = everybody_killed(tree)
     ran = tree.place.exec(*WELL, command=["true"])
     assert ran.status == 0, ran.stderr

@@ -6,7 +6,6 @@ and keeps the exit status.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -25,14 +24,13 @@ from prefect_cachewatch.engine.spec import to_plain
 from prefect_cachewatch.errors import CommandError, GuardError
 from prefect_cachewatch.supervise.client import inherited_signals
 from prefect_cachewatch.supervise.output import OutputPump
-from prefect_cachewatch.supervise.proc import descendants, process_name, send_signal
+from prefect_cachewatch.supervise.proc import descendants, process_name, send_signal, take_in_orphans
 from prefect_cachewatch.supervise.tending import GUARD_NAME
 
 if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob, Outputs, StallPolicy, StopPolicy
     from prefect_cachewatch.metrics.settings import Metrics
 
-_PR_SET_CHILD_SUBREAPER = 36
 _TREE_ENDS_S = 30.0  # beyond its grace period
 
 
@@ -69,7 +67,7 @@ def run_exec(settings: ExecSettings, *, last: bool = False) -> int:
         CachewatchError: it cannot be run.
     """
     progress = ProgressLine(settings.progress, settings.quiet, settings.verbose)
-    _take_in_orphans()
+    take_in_orphans()  # what a dead engine leaves behind: its end can be waited for
     pump = None
     streams, passed = (1, 2), ()
     if progress.mode == "live":  # the view leaves the screen for each piece of output
@@ -207,11 +205,6 @@ def _spec(settings: ExecSettings, streams: tuple[int, int]) -> dict[str, Any]:
     )
     spec["dict"]["signals"] = {"model": inherited_signals()}
     return {"model": spec["dict"]}
-
-
-def _take_in_orphans() -> None:
-    """Become the parent of what a dead engine leaves behind, so that its end can be waited for."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
 
 
 def _step(line: str) -> None:

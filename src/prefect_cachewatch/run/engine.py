@@ -46,6 +46,7 @@ from prefect_cachewatch.run.outputs import check_outputs_ahead
 from prefect_cachewatch.run.placement import Runtime, place_job
 from prefect_cachewatch.run.runner import Runner
 from prefect_cachewatch.supervise.helper_client import HelperClient
+from prefect_cachewatch.supervise.proc import take_in_orphans
 from prefect_cachewatch.supervise.supervisor import Launch
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def main(control: int) -> NoReturn:
     if not (line := lines.readline()):
         os._exit(97)  # the front has died
     spec = from_plain(json.loads(line))
+    take_in_orphans()
     engine = Engine(connection, spec, Threads())
     threading.Thread(target=engine.listen, args=(lines,), name="cachewatch-front", daemon=True).start()
     engine.run()
@@ -229,7 +231,7 @@ class Engine:
 
         def adapt(launch: Launch) -> Launch:
             tell = (lambda text: self._stream.tell(Step(text))) if spec.verbose else None
-            return replace(launch, tell=tell, signals=vars(spec.signals))
+            return replace(launch, tell=tell, signals=vars(spec.signals), alone=True)
 
         if number > 1:
             self._stream.tell(Retry(0.0, "the window was learned: once more with the configured one"))

@@ -18,7 +18,7 @@ from typing import Any
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import CommandError, GuardError
-from prefect_cachewatch.supervise.helper_client import STARTS, HelperClient, spawn_helper
+from prefect_cachewatch.supervise.helper_client import STARTS, HelperClient, adopted, spawn_helper
 from prefect_cachewatch.supervise.janitor import stop_leftovers
 from prefect_cachewatch.supervise.proc import descendants, read_status
 from prefect_cachewatch.supervise.run_files import RunFileRefused, create_run_file, parse_run_file
@@ -63,7 +63,7 @@ class GuardClient(HelperClient):
         self._no_reaper = 0
         self._tell = launch.tell or (lambda line: None)
         self._state_path: str | None = None
-        self._files, self._has_state = launch.files, launch.has_state
+        self._files, self._has_state, self._alone = launch.files, launch.has_state, launch.alone
         self._seen: dict[tuple[int, int], None] = {}  # the processes that were there when the guards were given up
         self._configuration: dict[str, Any] = {
             "argv": list(launch.argv),
@@ -78,6 +78,7 @@ class GuardClient(HelperClient):
             "flow_pid": os.getpid(),
             "signals": launch.signals or inherited_signals(),
             "says_reaped": launch.tell is not None,
+            "alone": launch.alone,
         }
 
     def start(self) -> None:
@@ -247,14 +248,14 @@ class GuardClient(HelperClient):
                 self._files.run(_unlink, path, timeout_s=_STATE_S)
 
     def _mourn(self) -> None:
-        """Both guards have died: stop the processes that carry the run's token or are listed in its state file."""
+        """The guards have died: stop the processes that carry the run's token, are listed in its state file, or fell to us."""
         began = time.monotonic()
         recorded = tuple(self._seen)
         if self._state_path is not None:
             with contextlib.suppress(OSError, RunFileRefused):
                 data = self._files.run(_read_start, self._state_path, timeout_s=_STATE_S)
                 recorded += parse_run_file(data, os.path.basename(self._state_path)).tree
-        found = stop_leftovers(self.run_token, recorded, began + 10)
+        found = stop_leftovers(self.run_token, recorded, began + 10, adopted if self._alone else dict)
         named = [{"pid": f.pid, "start_ticks": f.start_ticks, "state": f.state, "argv": list(f.argv)} for f in found]
         killed = [who for who, one in zip(named, found, strict=True) if one.killed]
         survivors = [who for who, one in zip(named, found, strict=True) if not one.killed]

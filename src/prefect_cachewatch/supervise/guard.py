@@ -1,7 +1,8 @@
 """The guard: a separate process that owns the generator's tree and outlives the process that started it.
 
-There are two guards, each a child subreaper: the outer one watches the inner one, the inner one starts the command and
-watches the flow process by pidfd. If the flow process or either guard ends, the tree is stopped (see `stop_tree`) until
+It is a child subreaper, starts the command and watches the process that started it by pidfd. An engine is a subreaper
+itself: what a dead guard leaves behind falls to it. For any other process there are two guards, and the outer one watches
+the inner one. If that process or a guard ends, the tree is stopped (see `stop_tree`) until
 no process is left, or until a deadline, when the remaining ones are reported. This includes processes that carry the
 run's token and have left the tree for a pid namespace with its own init. In one case only does the tree go on without
 guards: the living flow process asks for its release (see `Guard.release`). Standard library only. It knows nothing of
@@ -43,7 +44,7 @@ from prefect_cachewatch.supervise.tending import Tended
 
 TYPE_CHECKING = False  # importing typing costs the guards a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
@@ -276,7 +277,22 @@ def _read_configuration(control: int) -> dict[str, Any] | None:
     return configuration
 
 
-def _guard_outer(guard: Guard, inner: int, configuration: dict[str, Any], flow_fd: int) -> None:
+def _guard_alone(guard: Guard, configuration: dict[str, Any], flow_fd: int) -> NoReturn:
+    """Guard the tree for a process that takes in what this one would leave behind."""
+    state: tuple[int, str] | None = configuration["state"]
+    notes: list[_TreeNotes] = []
+    state_fds = [-1]
+
+    def begun() -> None:
+        if state is not None:  # after the fork: the command closes only the parked one
+            state_fds[0] = taken(state[0])
+            notes.append(_TreeNotes(os.getpid(), state_fds[0]))
+
+    _guard_tree(guard, configuration, flow_fd, begun=begun)
+    _outlive(guard, configuration, state_fds[0], notes[0] if notes else None)
+
+
+def _guard_outer(guard: Guard, inner: int, configuration: dict[str, Any], flow_fd: int) -> NoReturn:
     """Wait for the inner guard; stop the tree if it dies before it has done so, continue it if it is stopped.
 
     Meanwhile it records the tree's processes in the run's state file.
@@ -306,6 +322,12 @@ def _guard_outer(guard: Guard, inner: int, configuration: dict[str, Any], flow_f
         os._exit(0)
     if ended != 0:
         guard.stop("inner_guard_died", 0.0)
+    _outlive(guard, configuration, state_fd, notes)
+
+
+def _outlive(guard: Guard, configuration: dict[str, Any], state_fd: int, notes: _TreeNotes | None) -> NoReturn:
+    """End once nothing of the tree is left; until then state file and locks stay."""
+    state: tuple[int, str] | None = configuration["state"]
     guard.reap()
     os.close(guard.control)  # the flow process has heard everything
     left = descendants(os.getpid())
@@ -396,7 +418,7 @@ def _unlink_own(fd: int, path: str) -> None:
         return
 
 
-def _spawn(configuration: dict[str, Any], guard: Guard) -> None:
+def _spawn(configuration: dict[str, Any], guard: Guard, guards: list[int]) -> None:
     """Start the command in a session of its own; report started or exec_failed."""
     me = os.getpid()
     failure_read, failure_write = os.pipe2(os.O_CLOEXEC)
@@ -440,7 +462,7 @@ def _spawn(configuration: dict[str, Any], guard: Guard) -> None:
         guard.say("exec_failed", errno=int(errno_text), step=step)
         os._exit(0)
     started = read_stat(pid)
-    guard.say("started", pid=pid, start_ticks=started.start_ticks if started else 0, guards=[os.getppid(), me])
+    guard.say("started", pid=pid, start_ticks=started.start_ticks if started else 0, guards=guards)
 
 
 def _restore_signals(ignored: Sequence[int], blocked: Sequence[int]) -> None:
@@ -471,16 +493,23 @@ def _write_oom_score(who: str, data: bytes) -> None:
         os.close(fd)
 
 
-def _guard_inner(guard: Guard, configuration: dict[str, Any], flow_fd: int, outer_fd: int) -> None:
+def _guard_tree(
+    guard: Guard,
+    configuration: dict[str, Any],
+    flow_fd: int,
+    outer_fd: int | None = None,
+    begun: Callable[[], object] = int,
+) -> None:
     """Run the command and wait for the first reason to end; then make sure that no process of it is left."""
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     oom_score = _read_oom_score()
-    _spawn(configuration, guard)
+    _spawn(configuration, guard, [os.getpid()] if outer_fd is None else [os.getppid(), os.getpid()])
+    begun()
     poll = select.poll()
-    for fd in (guard.control, flow_fd, outer_fd, wake_read):
+    for fd in (guard.control, flow_fd, wake_read, *((outer_fd,) if outer_fd is not None else ())):
         poll.register(fd, select.POLLIN)
     grace_s, why, buffer, first = float(configuration["grace_s"]), "", b"", 0
     said_exit = release_asked = False
@@ -517,11 +546,10 @@ def _guard_inner(guard: Guard, configuration: dict[str, Any], flow_fd: int, oute
             failed = os.waitstatus_to_exitcode(guard.status) != 0
             if not anybody or failed or configuration["wait_for"] == "leader":
                 why = "exited"
-        if release_asked and not why and _is_alive(flow_fd) and _is_alive(outer_fd):
+        if release_asked and not why and _is_alive(flow_fd) and (outer_fd is None or _is_alive(outer_fd)):
             release_asked = False
             guard.release(oom_score)
     guard.stop(why, grace_s, first)
-    _leave(0)
 
 
 def _leave(status: int) -> NoReturn:
@@ -591,6 +619,9 @@ def main(control: int) -> None:
     guard.says_reaped = configuration["says_reaped"]
     # The outer guard survives a SIGTERM sent to every process, since the inner one needs its grace period: like every
     # helper it starts with signals ignored (`spawn_helper`).
+    configuration["env"][RUN_TOKEN] = configuration["run_token"]
+    if configuration["alone"]:
+        _guard_alone(guard, configuration, flow_fd)
     outer = os.getpid()
     inner = os.fork()
     if inner:
@@ -602,5 +633,5 @@ def main(control: int) -> None:
     outer_fd = os.pidfd_open(outer)
     if os.getppid() != outer:
         os._exit(97)
-    configuration["env"][RUN_TOKEN] = configuration["run_token"]
-    _guard_inner(guard, configuration, flow_fd, outer_fd)
+    _guard_tree(guard, configuration, flow_fd, outer_fd)
+    _leave(0)

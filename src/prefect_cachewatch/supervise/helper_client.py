@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect_cachewatch.supervise.guard_signals import DEAF
+from prefect_cachewatch.supervise.proc import ProcessStat, children, descendants, read_stat
 from prefect_cachewatch.supervise.supervisor import Supervised, TreeEnd
 from prefect_cachewatch.supervise.tending import Tended
 
@@ -32,6 +34,7 @@ _SEND_S, _HANG_UP_S = 5.0, 2.0
 IMPORT_FROM = str(Path(__file__).resolve().parents[2])
 
 
+_helpers: set[int] = set()
 _made: weakref.WeakSet[HelperClient] = weakref.WeakSet()
 _made_lock = threading.Lock()  # a signal handler may list the clients while another thread makes one
 
@@ -322,9 +325,8 @@ def spawn_helper(module: str, fd: int, pass_fds: Sequence[int], title: str) -> s
     Returns:
         The running process; its standard streams are /dev/null.
     """
-    code = f"{DEAF}import sys;sys.path.append({IMPORT_FROM!r});from {module} import main;main({fd})"
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", code, title],
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _code(module, fd), title],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -332,3 +334,26 @@ def spawn_helper(module: str, fd: int, pass_fds: Sequence[int], title: str) -> s
         start_new_session=True,
         env={"LC_ALL": "C.UTF-8", "PYTHONNODEBUGRANGES": "1"},
     )
+    _helpers.add(process.pid)
+    return process
+
+
+def adopted() -> dict[int, ProcessStat]:
+    """List the processes that fell to this one when their guard died, and reap those of them that have ended.
+
+    For a process that is a subreaper and starts nothing but helpers.
+    """
+    found: dict[int, ProcessStat] = {}
+    for pid in children(os.getpid()):
+        if pid in _helpers:
+            continue
+        with contextlib.suppress(ChildProcessError):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                continue
+        if (status := read_stat(pid)) is not None:
+            found |= {pid: status, **descendants(pid)}
+    return found
+
+
+def _code(module: str, fd: int) -> str:
+    return f"{DEAF}import sys;sys.path.append({IMPORT_FROM!r});from {module} import main;main({fd})"

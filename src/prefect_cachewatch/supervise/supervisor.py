@@ -35,6 +35,7 @@ class Launch:
         files: removes and reads state files for this process.
         has_state: whether to write a state file; false if its directory does not answer.
         signals: what the command ignores and blocks at its start, as of `inherited_signals`; default as this process.
+        alone: whether one guard is enough, since this process takes in what it would leave behind (a subreaper).
         tell: called in a separate thread with a sentence about each step of a guard, including orphans that it reaps.
     """
 
@@ -50,6 +51,7 @@ class Launch:
     files: Files = field(default_factory=InPlace, repr=False)
     has_state: bool = True
     signals: Mapping[str, Sequence[int]] | None = None
+    alone: bool = False
     tell: Callable[[str], None] | None = None
 
 
