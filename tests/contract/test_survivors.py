@@ -172,6 +172,49 @@ def test_a_command_that_is_stopped_holds_up_no_verdict_and_no_stop(tree: Tree) -
     tree.assert_gone()
 
 
+def test_an_engine_and_a_command_that_are_stopped_are_no_end_of_the_watch(tree: Tree) -> None:
+    # Nobody but the guard can act: it continues the engine, which decides.
+    tree.start(*QUICK, "--stall-after", "10s", "--first-write-within", "60s", writes=3)
+    tree.stand()
+    tree.process.send_signal(signal.SIGSTOP)
+    assert eventually(lambda: state(tree.process.pid) == "T")
+    os.kill(engine := tree.engine(), signal.SIGSTOP)
+    assert eventually(lambda: state(engine) == "T")
+    assert eventually(lambda: not tree.living(), 180)
+    tree.process.send_signal(signal.SIGCONT)
+    assert tree.status() == 124
+    tree.assert_gone()
+
+
+def test_an_engine_that_does_nothing_any_more_has_its_tree_stopped_by_the_guard(tree: Tree) -> None:
+    tree.start(*WELL)
+    tree.stand()
+    tree.process.send_signal(signal.SIGSTOP)  # it would end an engine that is held
+    assert eventually(lambda: state(tree.process.pid) == "T")
+    with held(tree.engine()):
+        assert eventually(lambda: not tree.living(), 180)
+        tree.process.send_signal(signal.SIGCONT)
+        assert tree.status() == 125
+    tree.assert_gone()
+
+
+@contextlib.contextmanager
+def held(pid: int) -> Iterator[None]:
+    """Hold all threads of a process as a debugger does: SIGCONT does not continue it."""
+    source = "import ctypes, sys, time; call = ctypes.CDLL(None).ptrace; call.argtypes = [ctypes.c_long] * 4\n"
+    source += (
+        "import os; print([call(16, int(one), 0, 0) for one in os.listdir(f'/proc/{sys.argv[1]}/task')], flush=True)\n"
+    )
+    source += "time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", source, str(pid)], stdout=subprocess.PIPE, text=True) as tracer:
+        try:
+            assert tracer.stdout is not None and set(json.loads(tracer.stdout.readline())) == {0}
+            assert eventually(lambda: state(pid) == "t")
+            yield
+        finally:
+            tracer.kill()
+
+
 def killed_at_once(pids: list[int]) -> None:
     for pid in pids:  # so that neither acts on the death of the other
         os.kill(pid, signal.SIGSTOP)

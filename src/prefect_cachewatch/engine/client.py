@@ -120,6 +120,10 @@ class EngineClient:
         """The signal or exit status that the engine has ended with, as of `Popen`; None while it runs."""
         return self._process.poll()
 
+    def kill(self) -> None:
+        """Kill an engine that does nothing any more."""
+        self._process.kill()
+
     def close(self) -> None:
         """Hang up; an engine that still runs stops its tree, and writes its report."""
         self._socket.close()

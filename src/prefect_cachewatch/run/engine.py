@@ -47,7 +47,7 @@ from prefect_cachewatch.run.placement import Runtime, place_job
 from prefect_cachewatch.run.runner import Runner
 from prefect_cachewatch.supervise.helper_client import HelperClient
 from prefect_cachewatch.supervise.proc import take_in_orphans
-from prefect_cachewatch.supervise.supervisor import Launch
+from prefect_cachewatch.supervise.supervisor import Alone, Launch
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 _WAITING_MOST = 500  # samples beyond that are dropped, since nobody reads them
 _SUSPEND_WITHIN_S = 1.0
 _TOLD_WITHIN_S = 10.0
+_SILENT_S = 60.0
 
 
 def main(control: int) -> NoReturn:
@@ -229,9 +230,12 @@ class Engine:
     ) -> tuple[Outcome, Report]:
         spec, outputs = self._spec, self._spec.outputs
 
+        silent_s = max(_SILENT_S, spec.stall.unresponsive_after_s or 0.0)
+        alone = Alone(self._front.fileno(), silent_s, stops=place.job.on_stall == "stop")
+
         def adapt(launch: Launch) -> Launch:
             tell = (lambda text: self._stream.tell(Step(text))) if spec.verbose else None
-            return replace(launch, tell=tell, signals=vars(spec.signals), alone=True)
+            return replace(launch, tell=tell, signals=vars(spec.signals), alone=alone)
 
         if number > 1:
             self._stream.tell(Retry(0.0, "the window was learned: once more with the configured one"))
@@ -305,6 +309,10 @@ class _Outlet:
         """Take in an event that was told at a wall time."""
         if not isinstance(event, Progress) or self._waiting.qsize() < _WAITING_MOST:
             self.put(to_line(event, at).encode() + b"\n")
+
+    def fileno(self) -> int:
+        """The connection's descriptor."""
+        return self._front.fileno()
 
     def put(self, line: bytes) -> None:
         """Queue a line."""

@@ -29,6 +29,7 @@ from prefect_cachewatch.supervise.turns import read_each
 _START_TIMEOUT_S = 30.0
 _CLOSE_S = 2.0
 _STATE_S = 2.0
+_BEAT_EVERY_S = 1.0
 _EXEC_HINTS = {
     errno.ENOENT: "the interpreter that its first line names is missing",
     errno.ENOEXEC: "a script needs a first line such as #!/bin/sh, or its interpreter named first",
@@ -64,6 +65,7 @@ class GuardClient(HelperClient):
         self._tell = launch.tell or (lambda line: None)
         self._state_path: str | None = None
         self._files, self._has_state, self._alone = launch.files, launch.has_state, launch.alone
+        self._beat_s = 0.0
         self._seen: dict[tuple[int, int], None] = {}  # the processes that were there when the guards were given up
         self._configuration: dict[str, Any] = {
             "argv": list(launch.argv),
@@ -78,7 +80,7 @@ class GuardClient(HelperClient):
             "flow_pid": os.getpid(),
             "signals": launch.signals or inherited_signals(),
             "says_reaped": launch.tell is not None,
-            "alone": launch.alone,
+            "alone": None if launch.alone is None else vars(launch.alone),
         }
 
     def start(self) -> None:
@@ -97,13 +99,14 @@ class GuardClient(HelperClient):
         argv, cwd = list(self._configuration["argv"]), str(self._configuration["cwd"])
         stdio, hold = self._configuration["stdio"], self._configuration["hold"]
         own = [] if state_fd is None else [state_fd]
+        front = [] if self._alone is None else [self._alone.front]
         self._configuration["state"] = [state_fd, self._state_path] if own else None
         try:
             with theirs:
                 self._process = spawn_helper(
                     "prefect_cachewatch.supervise.guard",
                     theirs.fileno(),
-                    sorted({theirs.fileno(), *stdio, *hold, *own}),
+                    sorted({theirs.fileno(), *stdio, *hold, *own, *front}),
                     "cachewatch-guard",
                 )
         finally:
@@ -142,6 +145,16 @@ class GuardClient(HelperClient):
             code = 127 if number == 2 else 126
             hint = _EXEC_HINTS.get(number, "check it by hand")
             raise CommandError(f"command {shown!r} cannot be executed: {reason}; {hint}", exit_code=code)
+
+    def beat(self) -> None:
+        """Tell the guard, once a second at most, that this process decides; never blocks."""
+        if (
+            self._alone is not None
+            and (now_s := time.monotonic()) - self._beat_s >= _BEAT_EVERY_S
+            and self._may_speak()
+        ):
+            self._beat_s = now_s
+            self._send_now({"cmd": "beat"})
 
     def running(self) -> RunningServer | None:
         """Return what would keep running after a release.
@@ -201,6 +214,8 @@ class GuardClient(HelperClient):
         elif event == "no_reaper":
             self._no_reaper = message["errno"]
             self._started.set()
+        elif event == "silent":
+            self.notes.append(f"the watch was silent for {message['silent_s']:.0f} s")
         elif event == "reaped":
             self._tell(f"an orphan with pid {message['pid']} {_how(message['status'])} and was reaped")
         elif event == "exited":

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _TEND_EVERY_S, _NOTES_END_S = 1.0, 2.0
 _HELD_S, _HELD_ORPHAN_S = 10.0, 2.0  # how long the inner guard may stay stopped; the second without a flow process
+_TICK_MOST_S, _CONTINUED_S = 2.0, 5.0
 _RELEASED = 64  # exit status of an inner guard that has released the tree
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -508,13 +509,14 @@ def _guard_tree(
     oom_score = _read_oom_score()
     _spawn(configuration, guard, [os.getpid()] if outer_fd is None else [os.getppid(), os.getpid()])
     begun()
+    silence = _Silence(guard, configuration["alone"]) if configuration["alone"] else None
     poll = select.poll()
     for fd in (guard.control, flow_fd, wake_read, *((outer_fd,) if outer_fd is not None else ())):
         poll.register(fd, select.POLLIN)
     grace_s, why, buffer, first = float(configuration["grace_s"]), "", b"", 0
     said_exit = release_asked = False
     while not why:
-        for fd, _ in poll.poll():
+        for fd, _ in poll.poll(None if silence is None else _TEND_EVERY_S * 1000):
             if fd == flow_fd:
                 why = "flow_died"
             elif fd == outer_fd:
@@ -526,30 +528,77 @@ def _guard_tree(
                 data = _read_some(guard.control)
                 if not data:
                     why = why or "control_closed"
-                buffer += data
-                while b"\n" in buffer:
-                    line, _, buffer = buffer.partition(b"\n")
-                    command = json.loads(line)
+                *lines, buffer = (buffer + data).split(b"\n")
+                for command in map(json.loads, filter(None, lines)):
                     if command["cmd"] == "stop":
                         why, grace_s = "stop", float(command.get("grace_s", grace_s))
                         first = first or int(command.get("first", 0))
                     elif command["cmd"] == "release":
                         release_asked = True
+                    elif command["cmd"] == "beat":
+                        if silence is not None:
+                            silence.end()
                     else:
                         guard.obey(command)
+        if silence is not None and not why and silence.lasts():
+            why = "watch_silent"
         anybody = guard.reap()
         if guard.status is not None and not said_exit and not why:
             said_exit = True
             guard.say("exited", status=guard.status, left=len(descendants(os.getpid())))
         if guard.status is not None and not why:
-            # Exit 0 with descendants left: wait for the tree, unless only the leader is waited for.
-            failed = os.waitstatus_to_exitcode(guard.status) != 0
-            if not anybody or failed or configuration["wait_for"] == "leader":
-                why = "exited"
+            why = "" if anybody and _waits_for_tree(guard.status, configuration) else "exited"
         if release_asked and not why and _is_alive(flow_fd) and (outer_fd is None or _is_alive(outer_fd)):
             release_asked = False
             guard.release(oom_score)
     guard.stop(why, grace_s, first)
+    if silence is not None and why == "watch_silent":
+        silence.tell()
+
+
+def _waits_for_tree(status: int, configuration: dict[str, Any]) -> bool:
+    """Whether descendants of a command that has ended are waited for: after exit code 0, unless only it is."""
+    return os.waitstatus_to_exitcode(status) == 0 and configuration["wait_for"] != "leader"
+
+
+class _Silence:
+    """The dead-man's rule: an engine that does not beat is continued first, and then the tree is stopped.
+
+    Args:
+        guard: tells that it lasts.
+        rule: `front`, `silent_s` and `stops`, as of `supervisor.Alone`.
+    """
+
+    def __init__(self, guard: Guard, rule: dict[str, Any]) -> None:
+        self._guard, self._rule = guard, rule
+        self._silent_s, self._looked_s = 0.0, time.monotonic()
+        self._engine, self._said = Tended(os.getppid()), False
+
+    def end(self) -> None:
+        """The engine has beaten."""
+        self._silent_s, self._said = 0.0, False
+
+    def lasts(self) -> bool:
+        """Count the time since the last look, and say whether the tree is to be stopped."""
+        now_s = time.monotonic()
+        # While the machine, or this process, was suspended nobody could beat.
+        self._silent_s += min(now_s - self._looked_s, _TICK_MOST_S)
+        self._looked_s = now_s
+        if self._silent_s < self._rule["silent_s"]:
+            return False
+        if not self._said:
+            self._said = True
+            self._engine.look(math.inf)
+            self._guard.say("silent", silent_s=self._silent_s)
+        return bool(self._rule["stops"]) and self._silent_s >= self._rule["silent_s"] + _CONTINUED_S
+
+    def tell(self) -> None:
+        """Tell the front, which may wait for the engine."""
+        event = {"event": "gone", "protocol": 1, "at": time.time(), "at_s": 0.0, "why": "watch_silent"}
+        try:
+            os.write(self._rule["front"], json.dumps(event).encode() + b"\n")
+        except OSError:
+            return
 
 
 def _leave(status: int) -> NoReturn:
@@ -611,7 +660,8 @@ def main(control: int) -> None:
         os._exit(97)  # it died before it was pinned, and its pid may have been reused
     keep: Sequence[int] = configuration["stdio"]
     state: tuple[int, str] | None = configuration["state"]
-    for fd in (*keep, *configuration["hold"], *(state[:1] if state else ())):
+    front = [configuration["alone"]["front"]] if configuration["alone"] else []
+    for fd in (*keep, *configuration["hold"], *(state[:1] if state else ()), *front):
         os.set_inheritable(fd, False)
     guard = Guard(control)
     found = read_stat(os.getpid())
