@@ -22,14 +22,14 @@ from prefect_cachewatch.engine.client import EngineClient
 from prefect_cachewatch.engine.events import AttemptWanted, Bye, Gone, Refused, Reported, Step
 from prefect_cachewatch.engine.spec import to_plain
 from prefect_cachewatch.errors import CommandError, GuardError
-from prefect_cachewatch.supervise.client import inherited_signals
-from prefect_cachewatch.supervise.output import OutputPump
+from prefect_cachewatch.supervise.caller_signals import inherited_signals
 from prefect_cachewatch.supervise.proc import descendants, process_name, send_signal, take_in_orphans
 from prefect_cachewatch.supervise.tending import GUARD_NAME
 
 if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob, Outputs, StallPolicy, StopPolicy
     from prefect_cachewatch.metrics.settings import Metrics
+    from prefect_cachewatch.supervise.output import OutputPump
 
 _TREE_ENDS_S = 30.0  # beyond its grace period
 
@@ -71,6 +71,8 @@ def run_exec(settings: ExecSettings, *, last: bool = False) -> int:
     pump = None
     streams, passed = (1, 2), ()
     if progress.mode == "live":  # the view leaves the screen for each piece of output
+        from prefect_cachewatch.supervise.output import OutputPump  # noqa: PLC0415 - for a terminal alone
+
         pump = OutputPump(pass_to=(1, 2), screen=progress)
         streams = passed = pump.open_pipes()
     engine = EngineClient(_spec(settings, streams), settings.job.name, passed)

@@ -28,7 +28,7 @@ from prefect_cachewatch.engine.events import (
     Suspected,
     to_line,
 )
-from prefect_cachewatch.run.runner import View
+from prefect_cachewatch.engine.view import View
 
 if TYPE_CHECKING:
     from prefect_cachewatch.cli.live import LiveBlock

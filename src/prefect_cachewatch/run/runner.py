@@ -15,19 +15,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prefect_cachewatch.common.aside import Files, InPlace
+from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.common.secrets import LineRedactor, redact, redact_all
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.users import user_name
 from prefect_cachewatch.engine.events import Event, Reported, Stream
 from prefect_cachewatch.engine.narrator import Narrator
 from prefect_cachewatch.engine.recorder import Recorder
+from prefect_cachewatch.engine.view import View
 from prefect_cachewatch.postmortem.bundlestore import note_end
 from prefect_cachewatch.postmortem.examination import PostMortem
 from prefect_cachewatch.postmortem.report import Report, build_report, report_json, write_report_within
 from prefect_cachewatch.run.doubts import find_doubts
 from prefect_cachewatch.run.placement import Runtime
-from prefect_cachewatch.supervise.output import OutputPump, Screen
+from prefect_cachewatch.supervise.output import OutputPump
 from prefect_cachewatch.supervise.supervisor import Launch
 from prefect_cachewatch.watching.attempt import Outcome, Watch, run_watch
 from prefect_cachewatch.watching.sections import NextAttempt, Publication, Where, Windows
@@ -51,19 +52,6 @@ class Origin:
     worker: str | None = None
     #: Link to the flow run in Prefect's UI.
     flow_run: str | None = None
-
-
-class View(Screen):
-    """Base of what shows a run to a person, such as `cli.progress.ProgressLine`: a reader of its events."""
-
-    files: Files = InPlace()
-    """The helper process that writes files of the view's, if it has any."""
-
-    def take(self, event: Event, at: float) -> None:
-        """Take in an event that was told at a wall time; must not block."""
-
-    def close(self) -> None:
-        """Leave the screen."""
 
 
 @contextlib.contextmanager

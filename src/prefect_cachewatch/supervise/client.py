@@ -10,7 +10,6 @@ import contextlib
 import errno
 import json
 import os
-import signal
 import socket
 import threading
 import time
@@ -18,13 +17,13 @@ from typing import Any
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import CommandError, GuardError
+from prefect_cachewatch.supervise.caller_signals import inherited_signals
 from prefect_cachewatch.supervise.helper_client import STARTS, HelperClient, adopted, spawn_helper
 from prefect_cachewatch.supervise.janitor import stop_leftovers
-from prefect_cachewatch.supervise.proc import descendants, read_status
+from prefect_cachewatch.supervise.proc import descendants
 from prefect_cachewatch.supervise.run_files import RunFileRefused, create_run_file, parse_run_file
 from prefect_cachewatch.supervise.supervisor import Launch, RunningServer, TreeEnd, exit_of
 from prefect_cachewatch.supervise.tending import Tended
-from prefect_cachewatch.supervise.turns import read_each
 
 _START_TIMEOUT_S = 30.0
 _CLOSE_S = 2.0
@@ -36,12 +35,6 @@ _EXEC_HINTS = {
     errno.EACCES: "chmod +x it, or see whether its file system is mounted noexec",
     errno.E2BIG: "its arguments and environment together are too long",
 }
-
-
-# Python ignores these before our code runs, so our own disposition says nothing about the caller's.
-_TAKEN_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-# Other programs that ignore them (Python, Rust, Node) give their children the default; a shell passes on a trap ''.
-_SHELLS = frozenset({"ash", "bash", "busybox", "dash", "fish", "ksh", "ksh93", "mksh", "sh", "yash", "zsh"})
 
 
 class GuardClient(HelperClient):
@@ -290,40 +283,3 @@ def _how(status: int) -> str:
 def _read_start(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read(1 << 20)
-
-
-def inherited_signals() -> dict[str, list[int]]:
-    """Return the signals that were ignored when this process was started, and those that it blocks.
-
-    SIGCHLD always has its default, as with timeout(1): a program whose children vanish loses their exit codes.
-
-    Returns:
-        `ignored` and `blocked`: signal numbers.
-
-    Example:
-        >>> sorted(inherited_signals())
-        ['blocked', 'ignored']
-    """
-    ignored = [
-        number
-        for number in sorted(signal.valid_signals() - {signal.SIGCHLD, *_TAKEN_BY_PYTHON})
-        if signal.getsignal(number) == signal.SIG_IGN
-    ]
-    mask = _ignored_by_shell(os.getppid())
-    ignored += [number for number in _TAKEN_BY_PYTHON if mask >> (number - 1) & 1]
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ()) - {signal.SIGCHLD}
-    return {"ignored": [int(number) for number in ignored], "blocked": sorted(int(number) for number in blocked)}
-
-
-def _program(pid: int) -> str:
-    try:
-        return os.path.basename(os.readlink(f"/proc/{pid}/exe"))
-    except OSError:
-        return ""
-
-
-def _ignored_by_shell(pid: int) -> int:
-    """Return the bit mask of the signals that the parent ignores; 0 unless it is a shell."""
-    if read_each([pid], _program).get(pid) not in _SHELLS:
-        return 0
-    return int(read_status(f"/proc/{pid}/status").get(b"SigIgn", b"0"), 16)

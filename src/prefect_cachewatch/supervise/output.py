@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from prefect_cachewatch.common.aside import AsideFile, Files, InPlace
 from prefect_cachewatch.common.files import is_special, open_for_writing, write_within
@@ -44,8 +44,8 @@ class NewLines(NamedTuple):
     lost_bytes: int
 
 
-class Screen:
-    """Base of what shows something on the terminal to which the output is copied."""
+class Screen(Protocol):
+    """What shows something on the terminal to which the output is copied."""
 
     def lend(self, stream: int) -> None:
         """Leave the terminal to a copy of this stream, 1 or 2."""
