@@ -244,7 +244,7 @@ class Stream:
     Example:
         >>> stream = Stream([lambda event, at: print(event)])
         >>> stream.tell(Note("look at the disk"))
-        Note(text='look at the disk')
+        Note(text='look at the disk', fault=False)
     """
 
     def __init__(self, readers: Sequence[Tell] = ()) -> None:
