@@ -201,7 +201,7 @@ def _spec(settings: ExecSettings, streams: tuple[int, int]) -> dict[str, Any]:
             "stall": settings.stall,
             "stop": settings.stop,
             "outputs": settings.outputs,
-            "metrics": settings.metrics,
+            "metrics": settings.metrics.to if settings.metrics is not None else None,
             "verbose": settings.verbose,
             "streams": streams,
             # A server that is left running must not keep our terminal open.

@@ -52,7 +52,7 @@ from prefect_cachewatch.supervise.supervisor import Alone, Launch
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from prefect_cachewatch.metrics.exporter import MetricsExporter
+    from prefect_cachewatch.metrics.run import RunMetrics
     from prefect_cachewatch.postmortem.report import Report
     from prefect_cachewatch.watching.attempt import Outcome, Watch
     from prefect_cachewatch.watching.site import CacheDirectories
@@ -225,7 +225,7 @@ class Engine:
         site: CacheDirectories,
         history: RunHistory,
         env: dict[str, str],
-        metrics: MetricsExporter | None,
+        metrics: RunMetrics | None,
         number: int,
     ) -> tuple[Outcome, Report]:
         spec, outputs = self._spec, self._spec.outputs
@@ -280,20 +280,22 @@ class Engine:
         if self._recorder is not None:
             self._recorder.take(bye, time.time())
 
-    def _metrics(self) -> AbstractContextManager[MetricsExporter | None]:
+    def _metrics(self) -> AbstractContextManager[RunMetrics | None]:
         if self._spec.metrics is None:
             return contextlib.nullcontext()
-        from prefect_cachewatch.metrics.exporter import open_metrics  # noqa: PLC0415 - most runs have none
+        from prefect_cachewatch.metrics.outlets import open_metrics  # noqa: PLC0415 - most runs have none
+        from prefect_cachewatch.metrics.settings import Metrics  # noqa: PLC0415
 
-        exporter = open_metrics(self._spec.metrics.to, self._spec.job.name, self._spec.job.cache_dirs, self._files)
-        self._note(f"metrics: {for_terminal(exporter.where, 4096)}")
-        return exporter
+        job = self._spec.job
+        metrics = open_metrics(Metrics(to=self._spec.metrics), job.name, job.cache_dirs, self._files)
+        self._note(f"metrics: {for_terminal(metrics.where, 4096)}")
+        return metrics
 
-    def _finish_metrics(self, exporter: MetricsExporter, outcome: str) -> None:
-        exporter.run_ended(outcome)
-        exporter.close()
-        if exporter.problem is not None:
-            self._note(exporter.problem, fault=True)
+    def _finish_metrics(self, metrics: RunMetrics, outcome: str) -> None:
+        metrics.run_ended(outcome)
+        metrics.close()
+        if metrics.problem is not None:
+            self._note(metrics.problem, fault=True)
 
 
 class _Outlet:
