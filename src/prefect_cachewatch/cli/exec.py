@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -69,15 +70,15 @@ def run_exec(settings: ExecSettings, *, last: bool = False) -> int:
     progress = ProgressLine(settings.progress, settings.quiet, settings.verbose)
     take_in_orphans()  # what a dead engine leaves behind: its end can be waited for
     pump = None
-    streams, passed = (1, 2), ()
+    streams: tuple[int, int] = (1, 2)
     if progress.mode == "live":  # the view leaves the screen for each piece of output
         from prefect_cachewatch.supervise.output import OutputPump  # noqa: PLC0415 - for a terminal alone
 
         pump = OutputPump(pass_to=(1, 2), screen=progress)
-        streams = passed = pump.open_pipes()
-    engine = EngineClient(_spec(settings, streams), settings.job.name, passed)
+        streams = pump.open_pipes()
+    engine = EngineClient(_spec(settings, streams), settings.job.name, streams if pump is not None else ())
     if pump is not None:
-        for fd in passed:
+        for fd in streams:
             os.close(fd)
         pump.start()
     front = _Front(settings, engine, progress, pump)
@@ -103,7 +104,7 @@ class _Front:
         self, settings: ExecSettings, engine: EngineClient, progress: ProgressLine, pump: OutputPump | None
     ) -> None:
         self._settings, self._engine, self._progress, self._pump = settings, engine, progress, pump
-        self._report: dict[str, Any] | None = None
+        self._report: Mapping[str, Any] | None = None
         self.relay: SignalRelay | None = None
 
     def cancel(self, number: int, at_once: bool) -> None:
@@ -147,7 +148,7 @@ class _Front:
                     self._progress.take(event, at)
         raise GuardError(self._mourn())
 
-    def _say_report(self, report: dict[str, Any], final: bool) -> None:
+    def _say_report(self, report: Mapping[str, Any], final: bool) -> None:
         quiet = self._settings.quiet
         if final:
             self._end_output()

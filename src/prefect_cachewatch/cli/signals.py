@@ -51,6 +51,7 @@ class Reachable(Protocol):
 
     def signal(self, numbers: Sequence[int]) -> bool:
         """Pass signals on; false if they cannot be taken yet."""
+        ...
 
     def suspend(self, timeout_s: float) -> None:
         """Suspend the whole tree."""

@@ -192,7 +192,8 @@ class Engine:
         return [supervisor] if isinstance(supervisor, HelperClient) else []
 
     def _env(self) -> dict[str, str]:
-        return dict(os.environ) | self._spec.job.env
+        job_env: dict[str, str] = self._spec.job.env
+        return dict(os.environ) | job_env
 
     def _run(self) -> Bye:
         spec, files = self._spec, self._files
