@@ -69,30 +69,19 @@ def run_exec(settings: ExecSettings, *, last: bool = False) -> int:
     """
     progress = ProgressLine(settings.progress, settings.quiet, settings.verbose)
     take_in_orphans()  # what a dead engine leaves behind: its end can be waited for
-    pump = None
-    streams: tuple[int, int] = (1, 2)
-    if progress.mode == "live":  # the view leaves the screen for each piece of output
-        from prefect_cachewatch.supervise.output import OutputPump  # noqa: PLC0415 - for a terminal alone
-
-        pump = OutputPump(pass_to=(1, 2), screen=progress)
-        streams = pump.open_pipes()
-    engine = EngineClient(_spec(settings, streams), settings.job.name, streams if pump is not None else ())
-    if pump is not None:
-        for fd in streams:
-            os.close(fd)
-        pump.start()
-    front = _Front(settings, engine, progress, pump)
-    relay = SignalRelay(
-        lambda: [engine], front.cancel, before_start=front.end_before_start, tell=_step if settings.verbose else None
+    engines: list[EngineClient] = []
+    front = _Front(settings, engines, progress)
+    relay = front.relay = SignalRelay(
+        lambda: engines, front.cancel, before_start=front.end_before_start, tell=_step if settings.verbose else None
     )
-    relay.begin()
-    front.relay = relay
+    relay.begin()  # first: the signals that were held back since the start are not the command's to hold back
     try:
         if settings.note and not settings.quiet:
             say(settings.note)
         return front.run()
     finally:
-        engine.close()
+        for engine in engines:
+            engine.close()
         progress.close()
         relay.close(last=last)
 
@@ -100,16 +89,16 @@ def run_exec(settings: ExecSettings, *, last: bool = False) -> int:
 class _Front:
     """Reads the engine's events to their end."""
 
-    def __init__(
-        self, settings: ExecSettings, engine: EngineClient, progress: ProgressLine, pump: OutputPump | None
-    ) -> None:
-        self._settings, self._engine, self._progress, self._pump = settings, engine, progress, pump
+    def __init__(self, settings: ExecSettings, engines: list[EngineClient], progress: ProgressLine) -> None:
+        self._settings, self._engines, self._progress = settings, engines, progress
+        self._pump: OutputPump | None = None
         self._report: Mapping[str, Any] | None = None
         self.relay: SignalRelay | None = None
 
     def cancel(self, number: int, at_once: bool) -> None:
         """Turn Ctrl-C and kill into an orderly stop; `at_once` ends the grace period."""
-        self._engine.cancel(number, at_once)
+        for engine in self._engines:
+            engine.cancel(number, at_once)
 
     def end_before_start(self, number: int) -> None:
         """End while no generator runs that would have to be stopped."""
@@ -117,14 +106,15 @@ class _Front:
         raise SystemExit(128 + number)
 
     def run(self) -> int:
-        """Read the events; returns the exit status."""
-        for event, at in self._engine.events():
+        """Start the engine, and read its events; returns the exit status."""
+        engine = self._start()
+        for event, at in engine.events():
             match event:
                 case AttemptWanted():
                     if self.relay is not None:
                         self.relay.settle()  # from now on there is an attempt to cancel
                     self._progress.take(event, at)
-                    self._engine.go()
+                    engine.go()
                 case Reported(report=report, final=final):
                     self._progress.take(event, at)
                     self._say_report(report, final)
@@ -136,7 +126,7 @@ class _Front:
                     self._progress.take(event, at)
                     raise CommandError(message, exit_code=status)
                 case Gone(why="watch_silent"):  # its guard says so
-                    self._engine.kill()
+                    engine.kill()
                     raise GuardError("the watch of this run went silent, and its guard has stopped the generator")
                 case Bye(status=status):
                     self._progress.take(event, at)
@@ -147,6 +137,22 @@ class _Front:
                 case _:
                     self._progress.take(event, at)
         raise GuardError(self._mourn())
+
+    def _start(self) -> EngineClient:
+        streams, passed = (1, 2), list[int]()
+        if self._progress.mode == "live":  # the view leaves the screen for each piece of output
+            from prefect_cachewatch.supervise.output import OutputPump  # noqa: PLC0415 - for a terminal alone
+
+            self._pump = OutputPump(pass_to=(1, 2), screen=self._progress)
+            streams = self._pump.open_pipes()
+            passed += streams
+        engine = EngineClient(_spec(self._settings, streams), self._settings.job.name, passed)
+        self._engines.append(engine)
+        if self._pump is not None:
+            for fd in passed:
+                os.close(fd)
+            self._pump.start()
+        return engine
 
     def _say_report(self, report: Mapping[str, Any], final: bool) -> None:
         quiet = self._settings.quiet

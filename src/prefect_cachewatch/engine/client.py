@@ -52,6 +52,9 @@ class EngineClient:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", code, f"cachewatch: engine {name}"],
+                stdin=0,
+                stdout=1,
+                stderr=2,
                 pass_fds=(theirs.fileno(), *pass_fds),
                 start_new_session=True,
             )

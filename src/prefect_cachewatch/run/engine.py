@@ -45,7 +45,7 @@ from prefect_cachewatch.run.learning import RunHistory, run_remembered
 from prefect_cachewatch.run.outputs import check_outputs_ahead
 from prefect_cachewatch.run.placement import Runtime, place_job
 from prefect_cachewatch.run.runner import Runner
-from prefect_cachewatch.supervise.helper_client import HelperClient
+from prefect_cachewatch.supervise.helper_client import STARTS, HelperClient
 from prefect_cachewatch.supervise.proc import take_in_orphans
 from prefect_cachewatch.supervise.supervisor import Alone, Launch
 
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from prefect_cachewatch.watching.site import CacheDirectories
 
 _WAITING_MOST = 500  # samples beyond that are dropped, since nobody reads them
-_SUSPEND_WITHIN_S = 1.0
-_TOLD_WITHIN_S = 10.0
+_SUSPEND_WITHIN_S, _STARTED_WITHIN_S = 1.0, 10.0
+_TOLD_WITHIN_S, _AGAIN_S = 10.0, 0.02
 _SILENT_S = 60.0
 
 
@@ -127,6 +127,9 @@ class Engine:
         self._stream = Stream([self._front.take])
         self._recorder: Recorder | None = None
         self._clock = _Clock()
+        self._suspension = contextlib.ExitStack()
+        self._signals: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+        threading.Thread(target=self._pass_on, name="cachewatch-signals", daemon=True).start()
         self._may_go = threading.Semaphore(0)
         self._has_front = True
         self._received: list[int] = []
@@ -154,31 +157,42 @@ class Engine:
             for line in lines:
                 self._obey(json.loads(line))
         self._has_front = False
-        self._clock.go_on()
+        self._go_on()
         self._may_go.release()
         if self._watch is not None:
-            for client in self._clients():
-                client.resume()
             self._watch.cancel("the command was killed")
+
+    def _go_on(self) -> None:
+        """Continue what was suspended, if it was."""
+        for client in self._clients():
+            client.resume()
+        self._clock.go_on()
+        self._suspension.close()
 
     def _obey(self, command: dict[str, Any]) -> None:
         match command["do"]:
             case "go":
                 self._may_go.release()
             case "signal":
-                for client in self._clients():
-                    client.signal(command["numbers"])
+                self._signals.put(command["numbers"])
             case "suspend":
                 self._clock.stop()
+                # A command that is just being started is suspended too, and one that is not waits.
+                self._suspension.enter_context(STARTS.held(_STARTED_WITHIN_S))
                 for client in self._clients():
                     client.suspend(_SUSPEND_WITHIN_S)
                 self._front.put(b"suspended\n")
             case "resume":
-                for client in self._clients():
-                    client.resume()
-                self._clock.go_on()
+                self._go_on()
             case "cancel":
                 self._cancel(**{name: value for name, value in command.items() if name != "do"})
+
+    def _pass_on(self) -> None:
+        """Pass signals on in their order; those that the command cannot take yet wait until it has started."""
+        while True:
+            numbers = self._signals.get()
+            while not any(client.signal(numbers) for client in self._clients()):
+                time.sleep(_AGAIN_S)
 
     def _cancel(self, signal: int, at_once: bool, first: int) -> None:
         self._received.append(signal)
