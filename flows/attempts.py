@@ -26,6 +26,7 @@ from prefect_cachewatch.common.statedir import open_run_directory
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.engine.events import Stream
+from prefect_cachewatch.engine.view import View
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.flows.telling import ContextValue, note_report, note_work
 from prefect_cachewatch.metrics.run import RunMetrics
@@ -35,7 +36,7 @@ from prefect_cachewatch.run.learning import RunHistory
 from prefect_cachewatch.run.output_lines import OutputLines
 from prefect_cachewatch.run.outputs import check_outputs_ahead
 from prefect_cachewatch.run.placement import Runtime, place_job, require_directories
-from prefect_cachewatch.run.runner import Runner, View, told_to
+from prefect_cachewatch.run.runner import Runner, told_to
 from prefect_cachewatch.tasks.generation import Attempt, monitor_growth, run_generator
 from prefect_cachewatch.tasks.prefect_api.admission import StorageSlots
 from prefect_cachewatch.tasks.prefect_api.artifacts import (

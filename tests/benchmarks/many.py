@@ -125,4 +125,4 @@ def _processes(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     """`cachewatch exec` itself, its guards, its scanner and its file server."""
     own = psutil.Process(process.pid)
     kinds = helpers_of(own)
-    return [own, *kinds["guard"], *kinds["scanner"], *kinds["files"]]
+    return [own, *kinds["engine"], *kinds["guard"], *kinds["scanner"]]

@@ -157,22 +157,16 @@ def compile_package() -> None:
 
 
 def helpers_of(process: psutil.Process) -> dict[str, list[psutil.Process]]:
-    """Sort the processes below `cachewatch exec` into guards, scanner, the file server and the command's own."""
-    found: dict[str, list[psutil.Process]] = {"guard": [], "scanner": [], "files": [], "command": []}
-    own = process.cmdline()
+    """Sort the processes below `cachewatch exec` into engine, guard, scanner and the command's own."""
+    found: dict[str, list[psutil.Process]] = {"engine": [], "guard": [], "scanner": [], "command": []}
+    kinds = {"cachewatch: engine": "engine", "cachewatch-guard": "guard", "cachewatch-scanner": "scanner"}
     for child in process.children(recursive=True):
         try:
-            argv, parent = child.cmdline(), child.ppid()
-        except psutil.NoSuchProcess:  # a fork of the file server that has just done its work
+            word = (child.cmdline() or [""])[-1]
+        except psutil.NoSuchProcess:
             continue
-        if argv == own:
-            kind = "files" if parent == process.pid else ""
-        else:
-            kind = {"cachewatch-guard": "guard", "cachewatch-scanner": "scanner"}.get(
-                argv[-1] if argv else "", "command"
-            )
-        if kind:
-            found[kind].append(child)
+        kind = next((kind for begin, kind in kinds.items() if word.startswith(begin)), "command")
+        found[kind].append(child)
     return found
 
 

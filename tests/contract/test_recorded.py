@@ -75,7 +75,7 @@ def test_a_run_that_stalled_stalls_at_the_same_moment_when_it_is_replayed(place:
     assert frozen["after_last_growth_s"] == pytest.approx(60, abs=0.01)
 
 
-def test_a_run_whose_watch_is_killed_leaves_a_recording_that_is_whole_so_far(place: Place) -> None:
+def test_a_run_whose_watch_is_killed_leaves_a_recording_to_its_end(place: Place) -> None:
     path = place.root / "t.jsonl"
     command = place.program(GOES_ON)
     argv = ["exec", "--cache-dir", place.cache, *WELL, "--record", path, "--", *command]
@@ -84,9 +84,9 @@ def test_a_run_whose_watch_is_killed_leaves_a_recording_that_is_whole_so_far(pla
             assert eventually(lambda: path.exists() and path.read_text().count('"progress"') > 4)
         finally:
             watching.kill()
-            (place.root / "end").touch()
+    place.assert_nobody()
     found = replayed(place, path)
-    assert (found["status"], found["recording"]["ending"], found["recording"]["torn"]) == ("ended", "cut_off", False)
+    assert (found["status"], found["recording"]["ending"], found["recording"]["torn"]) == ("ended", "stopped", False)
     assert found["bytes_written"] > 0
 
 

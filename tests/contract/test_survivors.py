@@ -64,8 +64,17 @@ class Tree:
         assert self.process.poll() is None, self.process.communicate()
         assert stands(), f"{len(self.living(settled=True))} of {len(self.living())} have settled"
 
-    def guards(self) -> list[int]:
-        """Those between the command and its generator, the outer one first."""
+    def engine(self) -> int:
+        """The process that the command has started to run its generator."""
+        return self.helpers()[0]
+
+    def guard(self) -> int:
+        """The process between the engine and its generator."""
+        _, guard = self.helpers()
+        return guard
+
+    def helpers(self) -> list[int]:
+        """Those between the command and its generator, from above."""
         for pid in self.living():
             with contextlib.suppress(psutil.Error):  # it ends just now
                 way = [parent.pid for parent in psutil.Process(pid).parents()]
@@ -127,21 +136,95 @@ def test_a_killed_command_leaves_nobody(tree: Tree, shape: str) -> None:
     tree.process.kill()
     assert tree.status() == -signal.SIGKILL
     tree.assert_gone()
-    assert not (tree.place.root / "report.json").exists()
+    assert (tree.report()["outcome"], tree.report()["stop"]["survivors"]) == ("cancelled", [])  # the engine outlives it
 
 
-def killed(tree: Tree, *which: int, number: int = signal.SIGKILL) -> None:
-    pids = [tree.guards()[index] for index in which]
+# Which die at one instant: the command, its engine, the guard.
+DIE = {"engine": (1,), "command and engine": (0, 1), "command and guard": (0, 2), "engine and guard": (1, 2)}
+
+
+@pytest.mark.parametrize("shape", ["daemon", "sessions"])
+@pytest.mark.parametrize("who", DIE)
+def test_whoever_is_killed_nobody_is_left(tree: Tree, who: str, shape: str) -> None:
+    tree.start(*WELL)
+    tree.stand()
+    killed_at_once([([tree.process.pid, *tree.helpers()])[index] for index in DIE[who]])
+    assert tree.status() == (-signal.SIGKILL if 0 in DIE[who] else 125)
+    tree.assert_gone()
+
+
+def test_an_engine_that_is_stopped_is_continued(tree: Tree) -> None:
+    tree.start(*QUICK, "--stall-after", "10s", "--first-write-within", "60s", writes=3)
+    tree.stand()
+    os.kill(tree.engine(), signal.SIGSTOP)
+    assert tree.status() == 124
+    tree.assert_gone()
+
+
+def test_a_command_that_is_stopped_holds_up_no_verdict_and_no_stop(tree: Tree) -> None:
+    tree.start(*QUICK, "--stall-after", "10s", "--first-write-within", "60s", writes=3)
+    tree.stand()
+    tree.process.send_signal(signal.SIGSTOP)
+    assert eventually(lambda: not tree.living())
+    assert state(tree.process.pid) == "T"
+    tree.process.send_signal(signal.SIGCONT)
+    assert tree.status() == 124
+    tree.assert_gone()
+
+
+def test_an_engine_and_a_command_that_are_stopped_are_no_end_of_the_watch(tree: Tree) -> None:
+    # Nobody but the guard can act: it continues the engine, which decides.
+    tree.start(*QUICK, "--stall-after", "10s", "--first-write-within", "60s", writes=3)
+    tree.stand()
+    tree.process.send_signal(signal.SIGSTOP)
+    assert eventually(lambda: state(tree.process.pid) == "T")
+    os.kill(engine := tree.engine(), signal.SIGSTOP)
+    assert eventually(lambda: state(engine) == "T")
+    assert eventually(lambda: not tree.living(), 180)
+    tree.process.send_signal(signal.SIGCONT)
+    assert tree.status() == 124
+    tree.assert_gone()
+
+
+def test_an_engine_that_does_nothing_any_more_has_its_tree_stopped_by_the_guard(tree: Tree) -> None:
+    tree.start(*WELL)
+    tree.stand()
+    tree.process.send_signal(signal.SIGSTOP)  # it would end an engine that is held
+    assert eventually(lambda: state(tree.process.pid) == "T")
+    with held(tree.engine()):
+        assert eventually(lambda: not tree.living(), 180)
+        tree.process.send_signal(signal.SIGCONT)
+        assert tree.status() == 125
+    tree.assert_gone()
+
+
+@contextlib.contextmanager
+def held(pid: int) -> Iterator[None]:
+    """Hold all threads of a process as a debugger does: SIGCONT does not continue it."""
+    source = "import ctypes, sys, time; call = ctypes.CDLL(None).ptrace; call.argtypes = [ctypes.c_long] * 4\n"
+    source += (
+        "import os; print([call(16, int(one), 0, 0) for one in os.listdir(f'/proc/{sys.argv[1]}/task')], flush=True)\n"
+    )
+    source += "time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", source, str(pid)], stdout=subprocess.PIPE, text=True) as tracer:
+        try:
+            assert tracer.stdout is not None and set(json.loads(tracer.stdout.readline())) == {0}
+            assert eventually(lambda: state(pid) == "t")
+            yield
+        finally:
+            tracer.kill()
+
+
+def killed_at_once(pids: list[int]) -> None:
     for pid in pids:  # so that neither acts on the death of the other
         os.kill(pid, signal.SIGSTOP)
     for pid in pids[::-1]:  # the death of a parent would let its stopped child go on
-        os.kill(pid, number)
+        os.kill(pid, signal.SIGKILL)
 
 
 def stopped(tree: Tree) -> None:
-    for pid in tree.guards():
-        os.kill(pid, signal.SIGSTOP)
-        assert eventually(lambda pid=pid: state(pid) == "T")
+    os.kill(guard := tree.guard(), signal.SIGSTOP)
+    assert eventually(lambda: state(guard) == "T")
 
 
 def sent(name: str) -> Callable[[Tree], None]:
@@ -159,15 +242,12 @@ ENDS: dict[tuple[str, str], tuple[Callable[[Tree], object], int, str]] = {
     ("SIGTERM", "bomb"): (sent("SIGTERM"), 143, "cancelled"),
     ("Ctrl-C", "term_ignorer"): (to_group("SIGINT"), 130, "cancelled"),
     ("a closed terminal", "nohup"): (to_group("SIGHUP"), 129, "cancelled"),
-    ("the outer guard is killed", "daemon"): (lambda tree: killed(tree, 0), 125, "failed"),
-    ("the inner guard is killed", "daemon"): (lambda tree: killed(tree, 1), 125, "failed"),
-    ("the inner guard is killed", "bomb"): (lambda tree: killed(tree, 1), 125, "failed"),
-    ("both guards are killed", "sessions"): (lambda tree: killed(tree, 0, 1), 125, "failed"),
-    ("both guards are killed", "chain"): (lambda tree: killed(tree, 0, 1), 125, "failed"),
-    ("both guards are killed, once it is known", "daemon"): (
-        lambda tree: (tree.known(), killed(tree, 0, 1)), 125, "failed",
-    ),
-    ("the guards are stopped, then SIGTERM", "daemon"): (
+    ("the guard is killed", "daemon"): (lambda tree: os.kill(tree.guard(), signal.SIGKILL), 125, "failed"),
+    ("the guard is killed", "bomb"): (lambda tree: os.kill(tree.guard(), signal.SIGKILL), 125, "failed"),
+    ("the guard is killed", "chain"): (lambda tree: os.kill(tree.guard(), signal.SIGKILL), 125, "failed"),
+    ("the guard is killed", "sessions"): (lambda tree: os.kill(tree.guard(), signal.SIGKILL), 125, "failed"),
+    ("the guard is stopped, then it is killed", "daemon"): (lambda tree: killed_at_once([tree.guard()]), 125, "failed"),
+    ("the guard is stopped, then SIGTERM", "daemon"): (
         lambda tree: (stopped(tree), sent("SIGTERM")(tree)), 143, "cancelled",
     ),
 }  # fmt: skip
@@ -186,7 +266,7 @@ def test_whatever_ends_the_run_ends_its_tree(tree: Tree, end: str, shape: str) -
     assert (report["stop"] or {}).get("survivors", []) == []
 
 
-def test_stopped_guards_do_not_hold_up_the_end_of_a_stalled_tree(tree: Tree) -> None:
+def test_a_stopped_guard_does_not_hold_up_the_end_of_a_stalled_tree(tree: Tree) -> None:
     tree.start(*QUICK, "--stall-after", "10s", "--first-write-within", "60s", writes=3)
     tree.stand()
     stopped(tree)
@@ -195,7 +275,7 @@ def test_stopped_guards_do_not_hold_up_the_end_of_a_stalled_tree(tree: Tree) -> 
     assert tree.report()["stop"]["survivors"] == []
 
 
-def test_stopped_guards_act_on_the_death_of_the_command(tree: Tree) -> None:
+def test_a_stopped_guard_acts_on_the_death_of_the_command(tree: Tree) -> None:
     tree.start(*WELL)
     tree.stand()
     stopped(tree)
@@ -255,24 +335,20 @@ def test_what_a_command_leaves_behind_is_waited_for_and_watched(tree: Tree) -> N
 
 
 def everybody_killed(tree: Tree) -> list[int]:
-    """As where the host's memory ends: the command and its guards die before any of them can act; who is left."""
+    """As where the host's memory ends: the command, its engine and its guard die before any of them can act; who is left."""
     tree.start(*WELL)
     tree.stand()
     if tree.shape == "daemon":
         tree.known()
-    all_three = [tree.process.pid, *tree.guards()]
-    for pid in all_three:
-        os.kill(pid, signal.SIGSTOP)
-    for pid in all_three[::-1]:
-        os.kill(pid, signal.SIGKILL)
+    killed_at_once([tree.process.pid, *tree.helpers()])
     tree.status()
     left = tree.living()
-    assert left, "nobody outlived the guards: this shows nothing"
+    assert left, "nobody outlived the guard: this shows nothing"
     return left
 
 
 @pytest.mark.parametrize("shape", ["bomb", "daemon", "sessions"])
-def test_who_outlives_command_and_guards_is_found_by_doctor(tree: Tree, shape: str) -> None:
+def test_who_outlives_command_engine_and_guard_is_found_by_doctor(tree: Tree, shape: str) -> None:
     everybody_killed(tree)
     ran = tree.place.run("doctor", "--no-prefect", "--json")
     assert ran.status == 0, ran.stdout
@@ -280,7 +356,7 @@ def test_who_outlives_command_and_guards_is_found_by_doctor(tree: Tree, shape: s
     tree.assert_gone()
 
 
-def test_who_outlives_command_and_guards_is_stopped_by_the_next_run(tree: Tree) -> None:
+def test_who_outlives_command_engine_and_guard_is_stopped_by_the_next_run(tree: Tree) -> None:
     left = everybody_killed(tree)
     ran = tree.place.exec(*WELL, command=["true"])
     assert ran.status == 0, ran.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -187,19 +188,19 @@ class Sandbox:
         shutil.rmtree(self.root, ignore_errors=True)
 
 
-def guards_of(pid: int) -> tuple[int, int]:
-    """Pids of the outer and the inner guard of a process that runs one guarded command."""
+def helpers_of(pid: int) -> tuple[int, int]:
+    """Pids of the engine of a command, and of its guard."""
 
-    def named(process: psutil.Process) -> bool:
-        try:
-            return "cachewatch-guard" in process.cmdline()
-        except psutil.Error:
-            return False
+    def below(pid: int, word: str) -> int:
+        found = []
+        for child in psutil.Process(pid).children():
+            with contextlib.suppress(psutil.Error):
+                found += [child.pid] * any(one.startswith(word) for one in child.cmdline())
+        (one,) = found
+        return one
 
-    outer = [child for child in psutil.Process(pid).children() if named(child)]
-    inner = [child for one in outer for child in one.children() if named(child)]
-    assert len(outer) == len(inner) == 1, (outer, inner)
-    return outer[0].pid, inner[0].pid
+    engine = below(pid, "cachewatch: engine")
+    return engine, below(engine, "cachewatch-guard")
 
 
 def wait_ready(tag: str, shape: str, timeout_s: float = 60) -> None:

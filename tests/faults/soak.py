@@ -15,17 +15,17 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
-from tests.faults.harness import SHAPES, SLACK_S, Sandbox, guards_of, living, slack_s
+from tests.faults.harness import SHAPES, SLACK_S, Sandbox, helpers_of, living, slack_s
 from tests.support import undo_ignored_signals
 
 # With the directory gone the trees' own writer may fail first: its exit code 1 is as true.
-FAULTS = ("none", "stall", "SIGINT", "SIGTERM", "SIGHUP", "SIGKILL", "outer guard", "inner guard", "both guards", "watcher stopped",
-          "directory removed", "generator killed", "guards stopped, SIGTERM", "guards stopped, SIGKILL")  # fmt: skip
+FAULTS = ("none", "stall", "SIGINT", "SIGTERM", "SIGHUP", "SIGKILL", "guard", "engine", "engine and guard", "watcher stopped",
+          "directory removed", "generator killed", "helpers stopped, SIGTERM", "helpers stopped, SIGKILL")  # fmt: skip
 STATUS = {
     "none": (0,), "stall": (124,), "SIGINT": (130,), "SIGTERM": (143,), "SIGHUP": (129,), "SIGKILL": (-9,),
-    "outer guard": (125,), "inner guard": (125,), "both guards": (125,), "watcher stopped": (143,),
-    "directory removed": (1, 124), "generator killed": (137,), "guards stopped, SIGTERM": (143,),
-    "guards stopped, SIGKILL": (-9,),
+    "guard": (125,), "engine": (125,), "engine and guard": (125,), "watcher stopped": (143,),
+    "directory removed": (1, 124), "generator killed": (137,), "helpers stopped, SIGTERM": (143,),
+    "helpers stopped, SIGKILL": (-9,),
 }  # fmt: skip
 
 
@@ -71,14 +71,12 @@ def _run(case: Case, box: Sandbox) -> list[str]:
     deadline = time.monotonic() + 40
     while len(living(tag)) < SHAPES[case.shape] and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
-    if case.fault == "both guards":
-        time.sleep(1.5)  # until the tree stands in the state file
     time.sleep(case.delay_s if case.fault not in ("none", "stall") else 0)
     _inject(case, box, process.pid, tag)
     broken = []
     if case.fault not in ("none", "stall", "directory removed"):
-        # Who looks after stopped guards looks once a second.
-        limit = time.monotonic() + case.grace_s + slack_s() + case.fault.startswith("guards stopped")
+        # Who looks after stopped helpers looks once a second, and then each after the next.
+        limit = time.monotonic() + case.grace_s + slack_s() + 2 * case.fault.startswith("helpers stopped")
         while living(tag) and time.monotonic() < limit:
             time.sleep(0.02)
         if left := living(tag):
@@ -88,7 +86,7 @@ def _run(case: Case, box: Sandbox) -> list[str]:
         broken.append(f"{len(left)} left when the command had ended")
     if code not in STATUS[case.fault]:
         broken.append(f"exit {code}, promised {STATUS[case.fault]}: {box.stderr()[-200:]!r}")
-    if not case.fault.endswith("SIGKILL") and not box.report_path.exists():
+    if "engine" not in case.fault and not box.report_path.exists():
         broken.append("no report")
     runs = box.root / "home" / "state" / "cachewatch" / "runs"
     limit = time.monotonic() + 5
@@ -102,14 +100,14 @@ def _run(case: Case, box: Sandbox) -> list[str]:
 def _inject(case: Case, box: Sandbox, pid: int, tag: str) -> None:
     if case.fault in ("SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"):
         os.kill(pid, getattr(signal, case.fault))
-    elif case.fault.startswith("guards stopped"):
-        pids = guards_of(pid)
+    elif case.fault.startswith("helpers stopped"):
+        pids = helpers_of(pid)
         for one in {0: pids[:1], 1: pids[1:], 2: pids}[case.number % 3]:
             os.kill(one, signal.SIGSTOP)
         os.kill(pid, getattr(signal, case.fault.partition(", ")[2]))
-    elif case.fault.endswith(("guard", "guards")):
-        outer, inner = guards_of(pid)
-        pids = {"outer guard": [outer], "inner guard": [inner], "both guards": [outer, inner]}[case.fault]
+    elif case.fault.endswith(("guard", "engine")):
+        engine, guard = helpers_of(pid)
+        pids = {"engine": [engine], "guard": [guard], "engine and guard": [engine, guard]}[case.fault]
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for one in pids:
                 os.kill(one, number)
@@ -121,8 +119,8 @@ def _inject(case: Case, box: Sandbox, pid: int, tag: str) -> None:
     elif case.fault == "directory removed":
         box.cache.rename(box.root / "away")
     elif case.fault == "generator killed":
-        _, inner = guards_of(pid)
-        leader = int(open(f"/proc/{inner}/task/{inner}/children").read().split()[0])
+        _, guard = helpers_of(pid)
+        leader = int(open(f"/proc/{guard}/task/{guard}/children").read().split()[0])
         os.kill(leader, signal.SIGKILL)
 
 

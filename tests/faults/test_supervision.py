@@ -16,7 +16,7 @@ import pytest
 
 from prefect_cachewatch.supervise.janitor import clear_leftovers
 from prefect_cachewatch.supervise.proc import read_stat
-from tests.faults.harness import Sandbox, guards_of, living, new_tag, until, wait_ready
+from tests.faults.harness import Sandbox, living, new_tag, until, wait_ready
 from tests.faults.test_janitor import header, identity, put
 from tests.faults.test_watch import WAYS, HangingMount
 from tests.support import mostly_apart, signal_each, unavailable
@@ -386,21 +386,6 @@ def test_nothing_starts_beside_a_survivor_in_the_same_directory(sandbox: Sandbox
     runs = sandbox.root / "home" / "state" / "cachewatch" / "runs"
     until(lambda: os.listdir(runs) == [], 60, "the guard lets go")
     assert sandbox.guarded(["true"]).wait(60) in (0, 1)
-
-
-@pytest.mark.campaign
-def test_a_frozen_inner_guard_of_a_dead_flow_leaves_the_tree_to_the_outer_one(
-    sandbox: Sandbox, freezer: Freezer
-) -> None:
-    tag, command = sandbox.tree("daemon")
-    process = sandbox.guarded(command)
-    wait_ready(tag, "daemon")
-    guards = guards_of(process.pid)
-    freezer.freeze(guards[1])
-    process.kill()
-    until(lambda: not living(tag), 90, "nobody is left")
-    freezer.thaw()
-    until(lambda: all(map(gone, guards)), 60, "the guards have ended")
 
 
 def test_what_cannot_be_killed_costs_later_starts_next_to_nothing(own_sandbox: Sandbox) -> None:

@@ -1,45 +1,38 @@
-"""`cachewatch exec`: the engine alone, like timeout(1) but by progress. No Prefect, no server.
+"""`cachewatch exec`: the front of an engine, like timeout(1) but by progress. No Prefect, no server.
 
-`exec_command` reads the command line.
+`exec_command` reads the command line. The engine runs the generator; this process shows the events, passes signals on,
+and keeps the exit status.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
+import json
 import os
 import signal
 import sys
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from prefect_cachewatch.cli.progress import Mode, ProgressLine, print_report
+from prefect_cachewatch.cli.progress import Mode, ProgressLine
 from prefect_cachewatch.cli.saying import say, without_secrets
 from prefect_cachewatch.cli.signals import SignalRelay
-from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.common.console import standard_error
-from prefect_cachewatch.common.secrets import hide, redact_all, secret_values
-from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.engine.events import AttemptWanted, Bye, Ready, Refused, Retry, Stream
-from prefect_cachewatch.errors import CachewatchError
-from prefect_cachewatch.run.learning import RunHistory, run_remembered
-from prefect_cachewatch.run.outputs import check_outputs_ahead
-from prefect_cachewatch.run.placement import Runtime, place_job
-from prefect_cachewatch.run.runner import Runner, told_to
-from prefect_cachewatch.supervise.helper_client import HelperClient
-from prefect_cachewatch.supervise.supervisor import Launch
-from prefect_cachewatch.watching.attempt import Watch
-from prefect_cachewatch.watching.site import CacheDirectories
+from prefect_cachewatch.engine.client import EngineClient
+from prefect_cachewatch.engine.events import AttemptWanted, Bye, Gone, Refused, Reported, Step
+from prefect_cachewatch.engine.spec import to_plain
+from prefect_cachewatch.errors import CommandError, GuardError
+from prefect_cachewatch.supervise.caller_signals import inherited_signals
+from prefect_cachewatch.supervise.proc import descendants, process_name, send_signal, take_in_orphans
+from prefect_cachewatch.supervise.tending import GUARD_NAME
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
     from prefect_cachewatch.config import CacheJob, Outputs, StallPolicy, StopPolicy
-    from prefect_cachewatch.metrics.run import RunMetrics
     from prefect_cachewatch.metrics.settings import Metrics
-    from prefect_cachewatch.report.report import Report
-    from prefect_cachewatch.watching.attempt import Outcome
+    from prefect_cachewatch.supervise.output import OutputPump
+
+_TREE_ENDS_S = 30.0  # beyond its grace period
 
 
 @dataclass(frozen=True)
@@ -59,7 +52,6 @@ class ExecSettings:
     """Remarks on the options, printed before the start."""
     as_json: bool = False
     """Whether the report is printed."""
-    """What the command says of its cache's key, if a profile knows it."""
 
 
 def run_exec(settings: ExecSettings, *, last: bool = False) -> int:
@@ -75,157 +67,160 @@ def run_exec(settings: ExecSettings, *, last: bool = False) -> int:
     Raises:
         CachewatchError: it cannot be run.
     """
-    if settings.metrics is not None:  # the helper process must hold what it may be asked to call
-        importlib.import_module("prefect_cachewatch.metrics.outlets")
-    with contextlib.closing(Aside.fork()) as files:  # before any thread is started
-        return _run_with(settings, files, last=last)
-
-
-def _run_with(settings: ExecSettings, files: Files, *, last: bool) -> int:
-    job = settings.job
-    record = check_outputs_ahead(files, job, settings.outputs)
-    env = dict(os.environ) | job.env
-    place = place_job(job, env, files)
-    if job.ready.kind != "exit":
-        importlib.import_module("prefect_cachewatch.watching.servers.serving")
-    watches: list[Watch] = []
-    relay = SignalRelay(
-        lambda: _clients(watches),
-        lambda number, at_once: _cancel(watches, number, at_once),
-        before_start=_end_before_start,
-        tell=_say if settings.verbose else None,
+    progress = ProgressLine(settings.progress, settings.quiet, settings.verbose)
+    take_in_orphans()  # what a dead engine leaves behind: its end can be waited for
+    engines: list[EngineClient] = []
+    front = _Front(settings, engines, progress)
+    relay = front.relay = SignalRelay(
+        lambda: engines, front.cancel, before_start=front.end_before_start, tell=_step if settings.verbose else None
     )
-    relay.begin()
+    relay.begin()  # first: the signals that were held back since the start are not the command's to hold back
     try:
-        with _open_metrics(settings, files) as metrics:
-            return _watch_command(settings, files, place, env, record, metrics, relay, watches)
+        if settings.note and not settings.quiet:
+            say(settings.note)
+        return front.run()
     finally:
+        for engine in engines:
+            engine.close()
+        progress.close()
         relay.close(last=last)
 
 
-def _watch_command(
-    settings: ExecSettings,
-    files: Files,
-    place: Runtime,
-    env: dict[str, str],
-    record: Path | None,
-    metrics: RunMetrics | None,
-    relay: SignalRelay,
-    watches: list[Watch],
-) -> int:
-    progress = ProgressLine(settings.progress, settings.quiet, settings.verbose)
-    if settings.note and not settings.quiet:
-        say(settings.note)
-    secrets = secret_values(env)
-    with told_to(progress, record, files, say) as stream:
+class _Front:
+    """Reads the engine's events to their end."""
+
+    def __init__(self, settings: ExecSettings, engines: list[EngineClient], progress: ProgressLine) -> None:
+        self._settings, self._engines, self._progress = settings, engines, progress
+        self._pump: OutputPump | None = None
+        self._report: Mapping[str, Any] | None = None
+        self.relay: SignalRelay | None = None
+
+    def cancel(self, number: int, at_once: bool) -> None:
+        """Turn Ctrl-C and kill into an orderly stop; `at_once` ends the grace period."""
+        for engine in self._engines:
+            engine.cancel(number, at_once)
+
+    def end_before_start(self, number: int) -> None:
+        """End while no generator runs that would have to be stopped."""
+        _step(f"{signal.Signals(number).name} before the generator was started")
+        raise SystemExit(128 + number)
+
+    def run(self) -> int:
+        """Start the engine, and read its events; returns the exit status."""
+        engine = self._start()
+        for event, at in engine.events():
+            match event:
+                case AttemptWanted():
+                    if self.relay is not None:
+                        self.relay.settle()  # from now on there is an attempt to cancel
+                    self._progress.take(event, at)
+                    engine.go()
+                case Reported(report=report, final=final):
+                    self._progress.take(event, at)
+                    self._say_report(report, final)
+                case Step(text=text):
+                    self._progress.take(event, at)
+                    _step(text)
+                case Refused(message=message, status=status):
+                    self._end_output()
+                    self._progress.take(event, at)
+                    raise CommandError(message, exit_code=status)
+                case Gone(why="watch_silent"):  # its guard says so
+                    engine.kill()
+                    raise GuardError("the watch of this run went silent, and its guard has stopped the generator")
+                case Bye(status=status):
+                    self._progress.take(event, at)
+                    if self._settings.as_json and self._report is not None:
+                        # The generator's last line may lack its end.
+                        print(f"\n{json.dumps(self._report)}", flush=True)
+                    return status
+                case _:
+                    self._progress.take(event, at)
+        raise GuardError(self._mourn())
+
+    def _start(self) -> EngineClient:
+        streams, passed = (1, 2), list[int]()
+        if self._progress.mode == "live":  # the view leaves the screen for each piece of output
+            from prefect_cachewatch.supervise.output import OutputPump  # noqa: PLC0415 - for a terminal alone
+
+            self._pump = OutputPump(pass_to=(1, 2), screen=self._progress)
+            streams = self._pump.open_pipes()
+            passed += streams
+        engine = EngineClient(_spec(self._settings, streams), self._settings.job.name, passed)
+        self._engines.append(engine)
+        if self._pump is not None:
+            for fd in passed:
+                os.close(fd)
+            self._pump.start()
+        return engine
+
+    def _say_report(self, report: Mapping[str, Any], final: bool) -> None:
+        quiet = self._settings.quiet
+        if final:
+            self._end_output()
+            self._progress.close()
+            self._report = report
+            self._progress.name_bundle(report["bundle"])
+        if not final or report["outcome"] != "completed" or report["would_be_stops"] or not quiet:
+            self._progress.clear()
+            print(report["message"], file=sys.stderr, flush=True)
+        if not final:
+            self._progress.name_bundle(report["bundle"])
+
+    def _end_output(self) -> None:
+        if self._pump is not None:
+            self._pump.finish()
+            self._pump = None
+
+    def _mourn(self) -> str:
+        """Wait until nothing of a run is left whose engine has died: a guard, our child by now, stops the tree.
+
+        Without any guard the processes of the tree are our children, and are killed here.
+        """
+        self._end_output()
+        end_s = time.monotonic() + self._settings.stop.grace_s + _TREE_ENDS_S
+        while time.monotonic() < end_s:
+            if not _reap():
+                return "the engine of this run has died, and its generator was stopped"
+            tree = descendants(os.getpid())
+            if not any(process_name(pid) == GUARD_NAME for pid in tree):
+                for pid, found in tree.items():
+                    send_signal(pid, found.start_ticks, signal.SIGKILL)
+            time.sleep(0.05)
+        return "the engine of this run has died, and its generator could not be stopped: see what is left with ps"
+
+
+def _reap() -> bool:
+    """Reap the children that have ended; say whether any is left."""
+    while True:
         try:
-            outcome, report = _make_attempts(settings, files, place, env, metrics, relay, watches, progress, stream)
-        except CachewatchError as error:
-            stream.tell(Refused(hide(error.message, secrets)))
-            raise
-        if metrics is not None:
-            _finish_metrics(metrics, outcome.name)
-        stream.tell(Bye(outcome.name))
-    if settings.as_json:
-        print_report(report)
-    return report.exit_status(relay.received[0] if relay.received else None)
+            if not os.waitpid(-1, os.WNOHANG)[0]:
+                return True
+        except ChildProcessError:
+            return False
 
 
-def _make_attempts(
-    settings: ExecSettings,
-    files: Files,
-    place: Runtime,
-    env: dict[str, str],
-    metrics: RunMetrics | None,
-    relay: SignalRelay,
-    watches: list[Watch],
-    progress: ProgressLine,
-    stream: Stream,
-) -> tuple[Outcome, Report]:
-    job, quiet, secrets = place.job, settings.quiet, secret_values(env)
-
-    def adapt(launch: Launch) -> Launch:
-        relay.settle()
-        return replace(launch, tell=_say if settings.verbose else None)
-
-    def attempt(site: CacheDirectories, history: RunHistory, number: int) -> tuple[Outcome, Report]:
-        def say_stall(report: Report) -> None:
-            progress.say_stall(report)
-            runner.write(report, settings.outputs.report)
-
-        if number > 1:
-            stream.tell(Retry(0.0, "the window was learned: once more with the configured one"))
-        stream.tell(AttemptWanted(number))
-        runner = Runner(
-            files, secrets, attempt=number, bundles=settings.outputs.bundle,
-            bundle_root=settings.outputs.bundle_dir, metrics=metrics, view=progress, tell=stream.tell, on_stall=say_stall,
-            own=(settings.outputs.report, settings.outputs.record),
-        )  # fmt: skip
-        watch = runner.watch(
-            place, site, settings.stall, settings.stop, env,
-            log=settings.outputs.log, show_output=True, expected_bytes=job.expected_bytes, clock=relay.clock, adapt=adapt,
+def _spec(settings: ExecSettings, streams: tuple[int, int]) -> dict[str, Any]:
+    job = settings.job
+    spec: dict[str, Any] = to_plain(
+        {
+            "job": job,
+            "stall": settings.stall,
+            "stop": settings.stop,
+            "outputs": settings.outputs,
+            "metrics": settings.metrics.to if settings.metrics is not None else None,
+            "verbose": settings.verbose,
+            "streams": streams,
             # A server that is left running must not keep our terminal open.
-            stdin_fd=0 if _is_open(0) and job.ready.kind == "exit" else None, history=history,
-        )  # fmt: skip
-        watches[:] = [watch]
-        outcome = runner.run(watch)
-        report = runner.report(watch, outcome)
-        runner.write(report, settings.outputs.report)
-        for problem in runner.problems:
-            say(problem)
-        progress.name_bundle(report)
-        if outcome.name != "completed" or outcome.would_be_stops or not quiet:
-            print(outcome.message, file=sys.stderr, flush=True)
-        return outcome, report
-
-    with place.open_site(files=files) as site:
-        stream.tell(redact_all(Ready(job.name, tuple(site.paths), job.expected_bytes), secrets))
-        history = RunHistory(job, settings.stall, site.paths, files, _say_nothing if quiet else _say)
-        return run_remembered(history, lambda number: attempt(site, history, number), relay.received)
+            "has_stdin": _is_open(0) and job.ready.kind == "exit",
+        }
+    )
+    spec["dict"]["signals"] = {"model": inherited_signals()}
+    return {"model": spec["dict"]}
 
 
-def _open_metrics(settings: ExecSettings, files: Files) -> AbstractContextManager[RunMetrics | None]:
-    if settings.metrics is None:
-        return contextlib.nullcontext()
-    from prefect_cachewatch.metrics.outlets import open_metrics  # noqa: PLC0415 - most runs have none
-
-    metrics = open_metrics(settings.metrics, settings.job.name, settings.job.cache_dirs, files)
-    if not settings.quiet:
-        say(f"metrics: {for_terminal(metrics.where, 4096)}", flush=True)
-    return metrics
-
-
-def _finish_metrics(metrics: RunMetrics, outcome: str) -> None:
-    """Take in the run's end, close the metrics, and print what went wrong with them."""
-    metrics.run_ended(outcome)
-    metrics.close()
-    if metrics.problem is not None:
-        say(metrics.problem, flush=True)
-
-
-def _clients(watches: list[Watch]) -> list[HelperClient]:
-    supervisors: list[object] = [watch.supervisor for watch in watches]
-    return [one for one in supervisors if isinstance(one, HelperClient)]
-
-
-def _cancel(watches: list[Watch], number: int, at_once: bool) -> None:
-    """Turn Ctrl-C and kill into an orderly stop; `at_once` ends the grace period."""
-    for watch in watches:
-        watch.cancel(signal.Signals(number).name, 0.0 if at_once else None)
-
-
-def _say(line: str) -> None:
+def _step(line: str) -> None:
     standard_error().put(f"cachewatch: {without_secrets(line)}\n".encode())
-
-
-def _say_nothing(line: str) -> None:
-    """Say nothing, for --quiet."""
-
-
-def _end_before_start(number: int) -> None:
-    """End while the start is still being measured: no process is running yet that would have to be stopped."""
-    _say(f"{signal.Signals(number).name} before the generator was started")
-    raise SystemExit(128 + number)
 
 
 def _is_open(fd: int) -> bool:

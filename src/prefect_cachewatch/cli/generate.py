@@ -43,6 +43,7 @@ from prefect_cachewatch.config import (
     StopPolicy,
     Storage,
 )
+from prefect_cachewatch.engine.view import View
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.metrics.outlets import check_destination
 from prefect_cachewatch.metrics.settings import Metrics
@@ -50,7 +51,6 @@ from prefect_cachewatch.run.delivery import PublishSession
 from prefect_cachewatch.run.exposure import check_exposure, require_utf8
 from prefect_cachewatch.run.outputs import check_outputs_ahead
 from prefect_cachewatch.run.placement import place_job
-from prefect_cachewatch.run.runner import View
 from prefect_cachewatch.store.policy import PublishPolicy
 from prefect_cachewatch.watching.outcomes import OWN_FAILURE
 

@@ -28,7 +28,7 @@ from prefect_cachewatch.engine.events import (
     Suspected,
     to_line,
 )
-from prefect_cachewatch.run.runner import View
+from prefect_cachewatch.engine.view import View
 
 if TYPE_CHECKING:
     from prefect_cachewatch.cli.live import LiveBlock
@@ -94,6 +94,10 @@ class ProgressLine(View):
         """Take in an event."""
         if self.mode == "json":
             self._say(to_line(event, at))
+        elif isinstance(event, Note):
+            if event.fault or not self._quiet:
+                self.clear()
+                say(for_terminal(event.text, 1000), flush=True)
         elif self.mode != "none":
             self._keep(event)
 
@@ -103,9 +107,6 @@ class ProgressLine(View):
                 self._run = event
             case AttemptWanted(n=number, most=most):
                 self._attempt = _Attempt(number, most)
-            case Note(text=text):
-                self.clear()
-                say(for_terminal(text, 1000), flush=True)
             case Suspected(message=message):
                 self._attempt.suspicion, self._has_news = message, True
             case Cleared():
@@ -147,12 +148,12 @@ class ProgressLine(View):
         """Print a stall that stops nothing, also if it is to be quiet."""
         self.clear()
         print(report.message, file=sys.stderr, flush=True)
-        self.name_bundle(report)
+        self.name_bundle(report.bundle)
 
-    def name_bundle(self, report: Report) -> None:
+    def name_bundle(self, bundle: str | None) -> None:
         """Print where the post-mortem lies, if there is one."""
-        if report.bundle is not None and not self._quiet:
-            say(f"post-mortem: cachewatch report {for_terminal(report.bundle, 4096)}")
+        if bundle is not None and not self._quiet:
+            say(f"post-mortem: cachewatch report {for_terminal(bundle, 4096)}")
 
     def lend(self, stream: int) -> None:
         """Take the view off the screen until `wrote` is called; other output is written there meanwhile."""

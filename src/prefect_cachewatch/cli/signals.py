@@ -12,11 +12,11 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
-from prefect_cachewatch.supervise.helper_client import STARTS, HelperClient, running_clients
+from prefect_cachewatch.supervise.helper_client import STARTS, running_clients
 
 _QUEUED = frozenset(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))  # each one counts; several others may arrive as one
 _FORWARDED = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGURG, signal.SIGCONT}) | _QUEUED
@@ -44,6 +44,22 @@ def hold_back() -> None:
     _held.update(_FORWARDED - {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)})
 
 
+class Reachable(Protocol):
+    """Whoever knows how to reach a command that runs: a guard's client, or an engine's."""
+
+    first_signal: int
+
+    def signal(self, numbers: Sequence[int]) -> bool:
+        """Pass signals on; false if they cannot be taken yet."""
+        ...
+
+    def suspend(self, timeout_s: float) -> None:
+        """Suspend the whole tree."""
+
+    def resume(self) -> None:
+        """Continue what `suspend` stopped."""
+
+
 class SignalRelay:
     """Acts on the signals that this process gets while it runs a generator.
 
@@ -61,7 +77,7 @@ class SignalRelay:
 
     def __init__(
         self,
-        clients: Callable[[], Iterable[HelperClient]],
+        clients: Callable[[], Iterable[Reachable]],
         cancel: Callable[[int, bool], None],
         *,
         ending: frozenset[int] = ENDING,
@@ -170,7 +186,7 @@ class SignalRelay:
         with STARTS.held(_STARTED_WITHIN_S):
             self._suspend_all(list(self._clients()))
 
-    def _suspend_all(self, clients: list[HelperClient]) -> None:
+    def _suspend_all(self, clients: list[Reachable]) -> None:
         with self._clock_lock:
             began_s = time.monotonic()
             for client in clients:

@@ -93,7 +93,7 @@ def command(**options: Any) -> int:
     for problem in run.problems:
         say(problem)
     if outcome.was_stopped:
-        progress.name_bundle(report)
+        progress.name_bundle(report.bundle)
     for note in outcome.notes if not options["quiet"] else ():
         say(for_terminal(note, 1000))
     if outcome.name != "completed" or not options["quiet"]:

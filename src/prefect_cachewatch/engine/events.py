@@ -40,6 +40,8 @@ class Refused(Event):
 
     event = "refused"
     message: str
+    status: int = 125
+    """The exit status of a command after it."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,8 @@ class Reported(Event):
 
     event = "report"
     report: Mapping[str, Any]
+    final: bool = True
+    """False for a stall that stopped nothing: the attempt goes on."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +200,16 @@ class Note(Event):
 
     event = "note"
     text: str
+    fault: bool = False
+    """Whether something went wrong: said also where nothing else is."""
+
+
+@dataclass(frozen=True)
+class Step(Event):
+    """What the guard does, for who asks."""
+
+    event = "step"
+    text: str
 
 
 @dataclass(frozen=True)
@@ -204,12 +218,14 @@ class Bye(Event):
 
     event = "bye"
     outcome: str
+    status: int = 0
+    """The exit status of a command after it."""
 
 
 EVENTS: dict[str, type[Event]] = {
     kind.event: kind
     for kind in (
-        Ready, Refused, AttemptWanted, Started, Progress, Phase, Suspected, Cleared, Verdict, Stopping, Gone, Reported, Retry, Published, Note, Bye,
+        Ready, Refused, AttemptWanted, Started, Progress, Phase, Suspected, Cleared, Verdict, Stopping, Gone, Reported, Retry, Published, Note, Step, Bye,
     )
 }  # fmt: skip
 
@@ -228,7 +244,7 @@ class Stream:
     Example:
         >>> stream = Stream([lambda event, at: print(event)])
         >>> stream.tell(Note("look at the disk"))
-        Note(text='look at the disk')
+        Note(text='look at the disk', fault=False)
     """
 
     def __init__(self, readers: Sequence[Tell] = ()) -> None:
@@ -276,6 +292,11 @@ def from_line(line: str | bytes) -> Event | None:
         >>> from_line('{"event": "sneezed", "protocol": 1, "at": 1.5}') is None
         True
     """
+    return told_in(line)[0]
+
+
+def told_in(line: str | bytes) -> tuple[Event | None, float]:
+    """As `from_line`; with the wall time at which it was told, 0 if the line does not say it."""
     try:
         data = json.loads(line)
     except (ValueError, RecursionError):
@@ -284,9 +305,12 @@ def from_line(line: str | bytes) -> Event | None:
         raise MalformedEvent("it is no JSON object with a field event")
     if data.get("protocol") != PROTOCOL:
         raise MalformedEvent(f"its protocol is {str(data.get('protocol'))[:20]!r}, and this version reads {PROTOCOL}")
+    at = data.get("at")
+    told_at = float(at) if isinstance(at, int | float) and 0 <= at <= _MOST else 0.0
     if (kind := EVENTS.get(name)) is None:
-        return None
-    return kind(**{one.name: _read(one, data) for one in fields(kind) if one.name in data or _is_needed(one)})
+        return None, told_at
+    given = {one.name: _read(one, data) for one in fields(kind) if one.name in data or _is_needed(one)}
+    return kind(**given), told_at
 
 
 def _rounded(value: Any) -> Any:

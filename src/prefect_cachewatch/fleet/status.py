@@ -12,9 +12,10 @@ import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from prefect_cachewatch.common.aside import InPlace
 from prefect_cachewatch.common.files import write_file
 from prefect_cachewatch.engine.events import AttemptWanted, Cleared, Event, Progress, Suspected
-from prefect_cachewatch.run.runner import View
+from prefect_cachewatch.engine.view import View
 
 _WRITE_S = 10.0
 
@@ -81,7 +82,7 @@ class StatusFile(View):
         while not self._latest.empty():
             data = self._latest.get()
         with contextlib.suppress(OSError):
-            self.files.run(write_file, self._path, data, timeout_s=_WRITE_S)
+            (self.files or InPlace()).run(write_file, self._path, data, timeout_s=_WRITE_S)
 
 
 def make_room(status: Path, log: Path) -> None:

@@ -15,19 +15,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prefect_cachewatch.common.aside import Files, InPlace
+from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.common.secrets import LineRedactor, redact, redact_all
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.users import user_name
 from prefect_cachewatch.engine.events import Event, Reported, Stream
 from prefect_cachewatch.engine.narrator import Narrator
 from prefect_cachewatch.engine.recorder import Recorder
+from prefect_cachewatch.engine.view import View
 from prefect_cachewatch.report.bundlestore import note_end
 from prefect_cachewatch.report.report import Report, build_report, report_json, write_report_within
 from prefect_cachewatch.run.doubts import find_doubts
 from prefect_cachewatch.run.examination import PostMortem
 from prefect_cachewatch.run.placement import Runtime
-from prefect_cachewatch.supervise.output import OutputPump, Screen
+from prefect_cachewatch.supervise.output import OutputPump
 from prefect_cachewatch.supervise.supervisor import Launch
 from prefect_cachewatch.watching.attempt import Outcome, Watch, run_watch
 from prefect_cachewatch.watching.sections import NextAttempt, Publication, Where, Windows
@@ -51,19 +52,6 @@ class Origin:
     worker: str | None = None
     #: Link to the flow run in Prefect's UI.
     flow_run: str | None = None
-
-
-class View(Screen):
-    """Base of what shows a run to a person, such as `cli.progress.ProgressLine`: a reader of its events."""
-
-    files: Files = InPlace()
-    """The helper process that writes files of the view's, if it has any."""
-
-    def take(self, event: Event, at: float) -> None:
-        """Take in an event that was told at a wall time; must not block."""
-
-    def close(self) -> None:
-        """Leave the screen."""
 
 
 @contextlib.contextmanager
@@ -154,6 +142,7 @@ class Runner:
         *,
         log: Path | None = None,
         show_output: bool = False,
+        streams: tuple[int, int] = (1, 2),
         stdin_fd: int | None = None,
         expected_bytes: int | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -169,7 +158,8 @@ class Runner:
             stop: how the tree is stopped.
             env: this process's environment with the job's variables on top; `place` picks from it.
             log: file for its output.
-            show_output: whether the output is copied to this process's own.
+            show_output: whether the output is copied.
+            streams: the descriptors that it is copied to.
             stdin_fd: its standard input; default /dev/null.
             expected_bytes: size of the finished cache, for the metrics.
             clock: monotonic time in seconds.
@@ -183,7 +173,7 @@ class Runner:
             InputError: the log cannot be opened.
         """
         supervisor = place.supervisor(site.paths)
-        output = OutputPump(log, pass_through=show_output, screen=self._view, files=self._files)
+        output = OutputPump(log, pass_to=streams if show_output else None, screen=self._view, files=self._files)
         if self._metrics is not None:
             self._metrics.attempt_began(self._attempt, expected_bytes)
         made = Watch(
@@ -233,7 +223,7 @@ class Runner:
         self.examiner.before_stop(watch, verdict)
         outcome = self.examiner.conclude(watch, watch.describe_stall(verdict))
         report = self._report(watch, outcome)
-        self._tell_report(report)
+        self._tell_report(report, final=False)
         self._examine_anew()
         if self._tell_stall is not None:
             self._tell_stall(report)
@@ -330,5 +320,5 @@ class Runner:
         if path is not None and (problem := write_report_within(self._files, report, path)):
             self.problems.append(problem)
 
-    def _tell_report(self, report: Report) -> None:
-        self.narrator.tell(Reported(json.loads(report_json(report))))
+    def _tell_report(self, report: Report, *, final: bool = True) -> None:
+        self.narrator.tell(Reported(json.loads(report_json(report)), final))

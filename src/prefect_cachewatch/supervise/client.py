@@ -10,7 +10,6 @@ import contextlib
 import errno
 import json
 import os
-import signal
 import socket
 import threading
 import time
@@ -18,29 +17,24 @@ from typing import Any
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import CommandError, GuardError
-from prefect_cachewatch.supervise.helper_client import STARTS, HelperClient, spawn_helper
+from prefect_cachewatch.supervise.caller_signals import inherited_signals
+from prefect_cachewatch.supervise.helper_client import STARTS, HelperClient, adopted, spawn_helper
 from prefect_cachewatch.supervise.janitor import stop_leftovers
-from prefect_cachewatch.supervise.proc import descendants, read_status
+from prefect_cachewatch.supervise.proc import descendants
 from prefect_cachewatch.supervise.run_files import RunFileRefused, create_run_file, parse_run_file
 from prefect_cachewatch.supervise.supervisor import Launch, RunningServer, TreeEnd, exit_of
 from prefect_cachewatch.supervise.tending import Tended
-from prefect_cachewatch.supervise.turns import read_each
 
 _START_TIMEOUT_S = 30.0
 _CLOSE_S = 2.0
 _STATE_S = 2.0
+_BEAT_EVERY_S = 1.0
 _EXEC_HINTS = {
     errno.ENOENT: "the interpreter that its first line names is missing",
     errno.ENOEXEC: "a script needs a first line such as #!/bin/sh, or its interpreter named first",
     errno.EACCES: "chmod +x it, or see whether its file system is mounted noexec",
     errno.E2BIG: "its arguments and environment together are too long",
 }
-
-
-# Python ignores these before our code runs, so our own disposition says nothing about the caller's.
-_TAKEN_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-# Other programs that ignore them (Python, Rust, Node) give their children the default; a shell passes on a trap ''.
-_SHELLS = frozenset({"ash", "bash", "busybox", "dash", "fish", "ksh", "ksh93", "mksh", "sh", "yash", "zsh"})
 
 
 class GuardClient(HelperClient):
@@ -63,7 +57,8 @@ class GuardClient(HelperClient):
         self._no_reaper = 0
         self._tell = launch.tell or (lambda line: None)
         self._state_path: str | None = None
-        self._files, self._has_state = launch.files, launch.has_state
+        self._files, self._has_state, self._alone = launch.files, launch.has_state, launch.alone
+        self._beat_s = 0.0
         self._seen: dict[tuple[int, int], None] = {}  # the processes that were there when the guards were given up
         self._configuration: dict[str, Any] = {
             "argv": list(launch.argv),
@@ -76,8 +71,9 @@ class GuardClient(HelperClient):
             "hold": list(launch.hold),
             "may_release": launch.may_release,
             "flow_pid": os.getpid(),
-            "signals": inherited_signals(),
+            "signals": launch.signals or inherited_signals(),
             "says_reaped": launch.tell is not None,
+            "alone": None if launch.alone is None else vars(launch.alone),
         }
 
     def start(self) -> None:
@@ -96,13 +92,14 @@ class GuardClient(HelperClient):
         argv, cwd = list(self._configuration["argv"]), str(self._configuration["cwd"])
         stdio, hold = self._configuration["stdio"], self._configuration["hold"]
         own = [] if state_fd is None else [state_fd]
+        front = [] if self._alone is None else [self._alone.front]
         self._configuration["state"] = [state_fd, self._state_path] if own else None
         try:
             with theirs:
                 self._process = spawn_helper(
                     "prefect_cachewatch.supervise.guard",
                     theirs.fileno(),
-                    sorted({theirs.fileno(), *stdio, *hold, *own}),
+                    sorted({theirs.fileno(), *stdio, *hold, *own, *front}),
                     "cachewatch-guard",
                 )
         finally:
@@ -141,6 +138,16 @@ class GuardClient(HelperClient):
             code = 127 if number == 2 else 126
             hint = _EXEC_HINTS.get(number, "check it by hand")
             raise CommandError(f"command {shown!r} cannot be executed: {reason}; {hint}", exit_code=code)
+
+    def beat(self) -> None:
+        """Tell the guard, once a second at most, that this process decides; never blocks."""
+        if (
+            self._alone is not None
+            and (now_s := time.monotonic()) - self._beat_s >= _BEAT_EVERY_S
+            and self._may_speak()
+        ):
+            self._beat_s = now_s
+            self._send_now({"cmd": "beat"})
 
     def running(self) -> RunningServer | None:
         """Return what would keep running after a release.
@@ -200,6 +207,8 @@ class GuardClient(HelperClient):
         elif event == "no_reaper":
             self._no_reaper = message["errno"]
             self._started.set()
+        elif event == "silent":
+            self.notes.append(f"the watch was silent for {message['silent_s']:.0f} s")
         elif event == "reaped":
             self._tell(f"an orphan with pid {message['pid']} {_how(message['status'])} and was reaped")
         elif event == "exited":
@@ -247,14 +256,14 @@ class GuardClient(HelperClient):
                 self._files.run(_unlink, path, timeout_s=_STATE_S)
 
     def _mourn(self) -> None:
-        """Both guards have died: stop the processes that carry the run's token or are listed in its state file."""
+        """The guards have died: stop the processes that carry the run's token, are listed in its state file, or fell to us."""
         began = time.monotonic()
         recorded = tuple(self._seen)
         if self._state_path is not None:
             with contextlib.suppress(OSError, RunFileRefused):
                 data = self._files.run(_read_start, self._state_path, timeout_s=_STATE_S)
                 recorded += parse_run_file(data, os.path.basename(self._state_path)).tree
-        found = stop_leftovers(self.run_token, recorded, began + 10)
+        found = stop_leftovers(self.run_token, recorded, began + 10, adopted if self._alone else dict)
         named = [{"pid": f.pid, "start_ticks": f.start_ticks, "state": f.state, "argv": list(f.argv)} for f in found]
         killed = [who for who, one in zip(named, found, strict=True) if one.killed]
         survivors = [who for who, one in zip(named, found, strict=True) if not one.killed]
@@ -274,40 +283,3 @@ def _how(status: int) -> str:
 def _read_start(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read(1 << 20)
-
-
-def inherited_signals() -> dict[str, list[int]]:
-    """Return the signals that were ignored when this process was started, and those that it blocks.
-
-    SIGCHLD always has its default, as with timeout(1): a program whose children vanish loses their exit codes.
-
-    Returns:
-        `ignored` and `blocked`: signal numbers.
-
-    Example:
-        >>> sorted(inherited_signals())
-        ['blocked', 'ignored']
-    """
-    ignored = [
-        number
-        for number in sorted(signal.valid_signals() - {signal.SIGCHLD, *_TAKEN_BY_PYTHON})
-        if signal.getsignal(number) == signal.SIG_IGN
-    ]
-    mask = _ignored_by_shell(os.getppid())
-    ignored += [number for number in _TAKEN_BY_PYTHON if mask >> (number - 1) & 1]
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ()) - {signal.SIGCHLD}
-    return {"ignored": [int(number) for number in ignored], "blocked": sorted(int(number) for number in blocked)}
-
-
-def _program(pid: int) -> str:
-    try:
-        return os.path.basename(os.readlink(f"/proc/{pid}/exe"))
-    except OSError:
-        return ""
-
-
-def _ignored_by_shell(pid: int) -> int:
-    """Return the bit mask of the signals that the parent ignores; 0 unless it is a shell."""
-    if read_each([pid], _program).get(pid) not in _SHELLS:
-        return 0
-    return int(read_status(f"/proc/{pid}/status").get(b"SigIgn", b"0"), 16)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from prefect_cachewatch.common.locks import OUR_BYTE, try_lock
 from prefect_cachewatch.common.proc_locks import LockLine, parse_locks
 from prefect_cachewatch.common.text import show_argv
-from prefect_cachewatch.supervise.proc import read_proc, read_status
+from prefect_cachewatch.supervise.proc import read_proc, read_stat, read_status
 from prefect_cachewatch.supervise.reading import argv_within
 
 # struct flock of fcntl(2): type, whence, start, length, pid.
@@ -142,7 +142,19 @@ def find_holders(status: os.stat_result, budget_s: float = 1.0) -> list[LockHold
             for lock in _marked(text, mark) if b"lock:" in text else ():
                 found[int(name)] = found.get(int(name), False) or lock.exclusive
     holders = [LockHolder(pid, exclusive, tuple(argv_within(pid))) for pid, exclusive in found.items()]
+    holders = [_front_of(holder) for holder in holders]
     return sorted(holders, key=lambda holder: (not holder.exclusive, holder.pid))
+
+
+def _front_of(holder: LockHolder) -> LockHolder:
+    """The command in place of its engine: that is the process that people have started."""
+    if not (holder.argv and holder.argv[-1].startswith("cachewatch: engine")):
+        return holder
+    found = read_stat(holder.pid)
+    argv = tuple(argv_within(found.parent)) if found is not None and found.parent > 1 else ()
+    if found is None or not argv:  # it has outlived its command
+        return LockHolder(holder.pid, holder.exclusive, holder.argv[-1:])
+    return LockHolder(found.parent, holder.exclusive, argv)
 
 
 def describe_holders(holders: list[LockHolder]) -> str:

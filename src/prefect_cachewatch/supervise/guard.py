@@ -1,7 +1,8 @@
 """The guard: a separate process that owns the generator's tree and outlives the process that started it.
 
-There are two guards, each a child subreaper: the outer one watches the inner one, the inner one starts the command and
-watches the flow process by pidfd. If the flow process or either guard ends, the tree is stopped (see `stop_tree`) until
+It is a child subreaper, starts the command and watches the process that started it by pidfd. An engine is a subreaper
+itself: what a dead guard leaves behind falls to it. For any other process there are two guards, and the outer one watches
+the inner one. If that process or a guard ends, the tree is stopped (see `stop_tree`) until
 no process is left, or until a deadline, when the remaining ones are reported. This includes processes that carry the
 run's token and have left the tree for a pid namespace with its own init. In one case only does the tree go on without
 guards: the living flow process asks for its release (see `Guard.release`). Standard library only. It knows nothing of
@@ -43,12 +44,13 @@ from prefect_cachewatch.supervise.tending import Tended
 
 TYPE_CHECKING = False  # importing typing costs the guards a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _TEND_EVERY_S, _NOTES_END_S = 1.0, 2.0
 _HELD_S, _HELD_ORPHAN_S = 10.0, 2.0  # how long the inner guard may stay stopped; the second without a flow process
+_TICK_MOST_S, _CONTINUED_S = 2.0, 5.0
 _RELEASED = 64  # exit status of an inner guard that has released the tree
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -276,7 +278,22 @@ def _read_configuration(control: int) -> dict[str, Any] | None:
     return configuration
 
 
-def _guard_outer(guard: Guard, inner: int, configuration: dict[str, Any], flow_fd: int) -> None:
+def _guard_alone(guard: Guard, configuration: dict[str, Any], flow_fd: int) -> NoReturn:
+    """Guard the tree for a process that takes in what this one would leave behind."""
+    state: tuple[int, str] | None = configuration["state"]
+    notes: list[_TreeNotes] = []
+    state_fds = [-1]
+
+    def begun() -> None:
+        if state is not None:  # after the fork: the command closes only the parked one
+            state_fds[0] = taken(state[0])
+            notes.append(_TreeNotes(os.getpid(), state_fds[0]))
+
+    _guard_tree(guard, configuration, flow_fd, begun=begun)
+    _outlive(guard, configuration, state_fds[0], notes[0] if notes else None)
+
+
+def _guard_outer(guard: Guard, inner: int, configuration: dict[str, Any], flow_fd: int) -> NoReturn:
     """Wait for the inner guard; stop the tree if it dies before it has done so, continue it if it is stopped.
 
     Meanwhile it records the tree's processes in the run's state file.
@@ -306,6 +323,12 @@ def _guard_outer(guard: Guard, inner: int, configuration: dict[str, Any], flow_f
         os._exit(0)
     if ended != 0:
         guard.stop("inner_guard_died", 0.0)
+    _outlive(guard, configuration, state_fd, notes)
+
+
+def _outlive(guard: Guard, configuration: dict[str, Any], state_fd: int, notes: _TreeNotes | None) -> NoReturn:
+    """End once nothing of the tree is left; until then state file and locks stay."""
+    state: tuple[int, str] | None = configuration["state"]
     guard.reap()
     os.close(guard.control)  # the flow process has heard everything
     left = descendants(os.getpid())
@@ -396,7 +419,7 @@ def _unlink_own(fd: int, path: str) -> None:
         return
 
 
-def _spawn(configuration: dict[str, Any], guard: Guard) -> None:
+def _spawn(configuration: dict[str, Any], guard: Guard, guards: list[int]) -> None:
     """Start the command in a session of its own; report started or exec_failed."""
     me = os.getpid()
     failure_read, failure_write = os.pipe2(os.O_CLOEXEC)
@@ -440,7 +463,7 @@ def _spawn(configuration: dict[str, Any], guard: Guard) -> None:
         guard.say("exec_failed", errno=int(errno_text), step=step)
         os._exit(0)
     started = read_stat(pid)
-    guard.say("started", pid=pid, start_ticks=started.start_ticks if started else 0, guards=[os.getppid(), me])
+    guard.say("started", pid=pid, start_ticks=started.start_ticks if started else 0, guards=guards)
 
 
 def _restore_signals(ignored: Sequence[int], blocked: Sequence[int]) -> None:
@@ -471,21 +494,29 @@ def _write_oom_score(who: str, data: bytes) -> None:
         os.close(fd)
 
 
-def _guard_inner(guard: Guard, configuration: dict[str, Any], flow_fd: int, outer_fd: int) -> None:
+def _guard_tree(
+    guard: Guard,
+    configuration: dict[str, Any],
+    flow_fd: int,
+    outer_fd: int | None = None,
+    begun: Callable[[], object] = int,
+) -> None:
     """Run the command and wait for the first reason to end; then make sure that no process of it is left."""
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     oom_score = _read_oom_score()
-    _spawn(configuration, guard)
+    _spawn(configuration, guard, [os.getpid()] if outer_fd is None else [os.getppid(), os.getpid()])
+    begun()
+    silence = _Silence(guard, configuration["alone"]) if configuration["alone"] else None
     poll = select.poll()
-    for fd in (guard.control, flow_fd, outer_fd, wake_read):
+    for fd in (guard.control, flow_fd, wake_read, *((outer_fd,) if outer_fd is not None else ())):
         poll.register(fd, select.POLLIN)
     grace_s, why, buffer, first = float(configuration["grace_s"]), "", b"", 0
     said_exit = release_asked = False
     while not why:
-        for fd, _ in poll.poll():
+        for fd, _ in poll.poll(None if silence is None else _TEND_EVERY_S * 1000):
             if fd == flow_fd:
                 why = "flow_died"
             elif fd == outer_fd:
@@ -497,31 +528,77 @@ def _guard_inner(guard: Guard, configuration: dict[str, Any], flow_fd: int, oute
                 data = _read_some(guard.control)
                 if not data:
                     why = why or "control_closed"
-                buffer += data
-                while b"\n" in buffer:
-                    line, _, buffer = buffer.partition(b"\n")
-                    command = json.loads(line)
+                *lines, buffer = (buffer + data).split(b"\n")
+                for command in map(json.loads, filter(None, lines)):
                     if command["cmd"] == "stop":
                         why, grace_s = "stop", float(command.get("grace_s", grace_s))
                         first = first or int(command.get("first", 0))
                     elif command["cmd"] == "release":
                         release_asked = True
+                    elif command["cmd"] == "beat":
+                        if silence is not None:
+                            silence.end()
                     else:
                         guard.obey(command)
+        if silence is not None and not why and silence.lasts():
+            why = "watch_silent"
         anybody = guard.reap()
         if guard.status is not None and not said_exit and not why:
             said_exit = True
             guard.say("exited", status=guard.status, left=len(descendants(os.getpid())))
         if guard.status is not None and not why:
-            # Exit 0 with descendants left: wait for the tree, unless only the leader is waited for.
-            failed = os.waitstatus_to_exitcode(guard.status) != 0
-            if not anybody or failed or configuration["wait_for"] == "leader":
-                why = "exited"
-        if release_asked and not why and _is_alive(flow_fd) and _is_alive(outer_fd):
+            why = "" if anybody and _waits_for_tree(guard.status, configuration) else "exited"
+        if release_asked and not why and _is_alive(flow_fd) and (outer_fd is None or _is_alive(outer_fd)):
             release_asked = False
             guard.release(oom_score)
     guard.stop(why, grace_s, first)
-    _leave(0)
+    if silence is not None and why == "watch_silent":
+        silence.tell()
+
+
+def _waits_for_tree(status: int, configuration: dict[str, Any]) -> bool:
+    """Whether descendants of a command that has ended are waited for: after exit code 0, unless only it is."""
+    return os.waitstatus_to_exitcode(status) == 0 and configuration["wait_for"] != "leader"
+
+
+class _Silence:
+    """The dead-man's rule: an engine that does not beat is continued first, and then the tree is stopped.
+
+    Args:
+        guard: tells that it lasts.
+        rule: `front`, `silent_s` and `stops`, as of `supervisor.Alone`.
+    """
+
+    def __init__(self, guard: Guard, rule: dict[str, Any]) -> None:
+        self._guard, self._rule = guard, rule
+        self._silent_s, self._looked_s = 0.0, time.monotonic()
+        self._engine, self._said = Tended(os.getppid()), False
+
+    def end(self) -> None:
+        """The engine has beaten."""
+        self._silent_s, self._said = 0.0, False
+
+    def lasts(self) -> bool:
+        """Count the time since the last look, and say whether the tree is to be stopped."""
+        now_s = time.monotonic()
+        # While the machine, or this process, was suspended nobody could beat.
+        self._silent_s += min(now_s - self._looked_s, _TICK_MOST_S)
+        self._looked_s = now_s
+        if self._silent_s < self._rule["silent_s"]:
+            return False
+        if not self._said:
+            self._said = True
+            self._engine.look(math.inf)
+            self._guard.say("silent", silent_s=self._silent_s)
+        return bool(self._rule["stops"]) and self._silent_s >= self._rule["silent_s"] + _CONTINUED_S
+
+    def tell(self) -> None:
+        """Tell the front, which may wait for the engine."""
+        event = {"event": "gone", "protocol": 1, "at": time.time(), "at_s": 0.0, "why": "watch_silent"}
+        try:
+            os.write(self._rule["front"], json.dumps(event).encode() + b"\n")
+        except OSError:
+            return
 
 
 def _leave(status: int) -> NoReturn:
@@ -583,7 +660,8 @@ def main(control: int) -> None:
         os._exit(97)  # it died before it was pinned, and its pid may have been reused
     keep: Sequence[int] = configuration["stdio"]
     state: tuple[int, str] | None = configuration["state"]
-    for fd in (*keep, *configuration["hold"], *(state[:1] if state else ())):
+    front = [configuration["alone"]["front"]] if configuration["alone"] else []
+    for fd in (*keep, *configuration["hold"], *(state[:1] if state else ()), *front):
         os.set_inheritable(fd, False)
     guard = Guard(control)
     found = read_stat(os.getpid())
@@ -591,6 +669,9 @@ def main(control: int) -> None:
     guard.says_reaped = configuration["says_reaped"]
     # The outer guard survives a SIGTERM sent to every process, since the inner one needs its grace period: like every
     # helper it starts with signals ignored (`spawn_helper`).
+    configuration["env"][RUN_TOKEN] = configuration["run_token"]
+    if configuration["alone"]:
+        _guard_alone(guard, configuration, flow_fd)
     outer = os.getpid()
     inner = os.fork()
     if inner:
@@ -602,5 +683,5 @@ def main(control: int) -> None:
     outer_fd = os.pidfd_open(outer)
     if os.getppid() != outer:
         os._exit(97)
-    configuration["env"][RUN_TOKEN] = configuration["run_token"]
-    _guard_inner(guard, configuration, flow_fd, outer_fd)
+    _guard_tree(guard, configuration, flow_fd, outer_fd)
+    _leave(0)

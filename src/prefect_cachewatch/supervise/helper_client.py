@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
 import socket
 import subprocess
@@ -19,6 +20,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from prefect_cachewatch.supervise.guard_signals import DEAF
+from prefect_cachewatch.supervise.proc import ProcessStat, children, descendants, read_stat
 from prefect_cachewatch.supervise.supervisor import Supervised, TreeEnd
 from prefect_cachewatch.supervise.tending import Tended
 
@@ -31,17 +34,9 @@ _SEND_S, _HANG_UP_S = 5.0, 2.0
 IMPORT_FROM = str(Path(__file__).resolve().parents[2])
 
 
+_helpers: set[int] = set()
 _made: weakref.WeakSet[HelperClient] = weakref.WeakSet()
 _made_lock = threading.Lock()  # a signal handler may list the clients while another thread makes one
-
-
-# A batch system signals every process of a job (Slurm's --signal=USR1@60), and a helper that died of that would end the
-# run. Signals that a crash raises keep their default. The caller's signal mask is cleared, and SIGCHLD is set to its
-# default, since the helper waits for its children. Only `_signal` is imported, since `signal` imports enum.
-_DEAF = (
-    "import _signal as s;[s.signal(n,s.SIG_IGN)for n in s.valid_signals()-{4,5,6,7,8,9,11,17,18,19,31}];"
-    "s.signal(17,s.SIG_DFL);s.pthread_sigmask(s.SIG_SETMASK,());"
-)
 
 
 class _Starts:
@@ -330,9 +325,8 @@ def spawn_helper(module: str, fd: int, pass_fds: Sequence[int], title: str) -> s
     Returns:
         The running process; its standard streams are /dev/null.
     """
-    code = f"{_DEAF}import sys;sys.path.append({IMPORT_FROM!r});from {module} import main;main({fd})"
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", code, title],
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _code(module, fd), title],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -340,3 +334,26 @@ def spawn_helper(module: str, fd: int, pass_fds: Sequence[int], title: str) -> s
         start_new_session=True,
         env={"LC_ALL": "C.UTF-8", "PYTHONNODEBUGRANGES": "1"},
     )
+    _helpers.add(process.pid)
+    return process
+
+
+def adopted() -> dict[int, ProcessStat]:
+    """List the processes that fell to this one when their guard died, and reap those of them that have ended.
+
+    For a process that is a subreaper and starts nothing but helpers.
+    """
+    found: dict[int, ProcessStat] = {}
+    for pid in children(os.getpid()):
+        if pid in _helpers:
+            continue
+        with contextlib.suppress(ChildProcessError):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                continue
+        if (status := read_stat(pid)) is not None:
+            found |= {pid: status, **descendants(pid)}
+    return found
+
+
+def _code(module: str, fd: int) -> str:
+    return f"{DEAF}import sys;sys.path.append({IMPORT_FROM!r});from {module} import main;main({fd})"

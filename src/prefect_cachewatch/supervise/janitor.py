@@ -111,18 +111,25 @@ def clear_leftovers(directory: str | None = None) -> JanitorReport:
     return JanitorReport(directory, states.count("running"), states.count("removed"), leftovers, refusals)
 
 
-def stop_leftovers(run_token: str, recorded: Iterable[tuple[int, int]], deadline_s: float) -> list[Leftover]:
+def stop_leftovers(
+    run_token: str,
+    recorded: Iterable[tuple[int, int]],
+    deadline_s: float,
+    more: Callable[[], dict[int, ProcessStat]] = dict,
+) -> list[Leftover]:
     """Send SIGKILL to every process of a run whose guards are dead, until none is found.
 
     Args:
         run_token: the run's identifier, searched for in environments.
         recorded: (pid, start time) of processes known to belong to it.
         deadline_s: monotonic time at which to give up.
+        more: lists further processes of it.
 
     Returns:
         What was found; a process that still exists has `killed` false.
     """
-    stop = TreeStop(follow_run(run_token, set(recorded)), longest_nap_s=0.05)
+    look = follow_run(run_token, set(recorded))
+    stop = TreeStop(lambda: look() | more(), longest_nap_s=0.05)
     left = {(who["pid"], who["start_ticks"]): who["state"] for who in stop.sweep(deadline_s)}
     return [leftover_of(run_token, who, left.get((who["pid"], who["start_ticks"]))) for who in stop.killed]
 

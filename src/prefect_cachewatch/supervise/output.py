@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from prefect_cachewatch.common.aside import AsideFile, Files, InPlace
 from prefect_cachewatch.common.files import is_special, open_for_writing, write_within
@@ -44,8 +44,8 @@ class NewLines(NamedTuple):
     lost_bytes: int
 
 
-class Screen:
-    """Base of what shows something on the terminal to which the output is copied."""
+class Screen(Protocol):
+    """What shows something on the terminal to which the output is copied."""
 
     def lend(self, stream: int) -> None:
         """Leave the terminal to a copy of this stream, 1 or 2."""
@@ -61,7 +61,7 @@ class OutputPump:
         log_path: file for both streams; None for no file.
         log_max_bytes: its size limit; the beginning and the end are kept, with a note between them.
         tail_bytes: how much of the end is kept in memory.
-        pass_through: whether to copy the streams to this process's own standard output and error.
+        pass_to: descriptors that standard output and error are copied to; None for no copy.
         screen: shares the terminal with these copies; it is asked before each, and told after it.
         files: writes the log file; default this process.
 
@@ -75,7 +75,7 @@ class OutputPump:
         *,
         log_max_bytes: int = 64 << 20,
         tail_bytes: int = 64 << 10,
-        pass_through: bool = False,
+        pass_to: tuple[int, int] | None = None,
         screen: Screen | None = None,
         files: Files | None = None,
     ) -> None:
@@ -89,7 +89,7 @@ class OutputPump:
         self._tail = bytearray()
         self._head_left = max(0, log_max_bytes - tail_bytes)
         self._cut_bytes = 0
-        self._pass = {1: pass_through, 2: pass_through}
+        self._pass: dict[int, int | None] = {1: None, 2: None} if pass_to is None else {1: pass_to[0], 2: pass_to[1]}
         self._screen = screen
         self._lock = threading.Lock()
         self._reads: dict[int, int] = {}
@@ -288,11 +288,11 @@ class OutputPump:
                 self._head_left -= len(head)
                 self._write_log(head)
             self._cut_bytes += len(data) - len(head)
-        if self._pass[stream]:
+        if (target := self._pass[stream]) is not None:
             if self._screen is not None:
                 self._screen.lend(stream)
-            # False: our reader has gone; the generator goes on, and draining continues
-            self._pass[stream] = _write_all(stream, data)
+            if not _write_all(target, data):  # its reader has gone; the generator goes on, and draining continues
+                self._pass[stream] = None
             if self._screen is not None:
                 self._screen.wrote(stream, data)
 

@@ -19,6 +19,21 @@ _NAMED_MAX = 5
 
 
 @dataclass(frozen=True)
+class Alone:
+    """What the guard of an engine does if the engine goes silent.
+
+    Attributes:
+        front: descriptor of the engine's connection to its front, which the guard tells then.
+        silent_s: after so long without a beat, of which a machine that was suspended counts little.
+        stops: whether the tree is stopped then; else it is only said.
+    """
+
+    front: int
+    silent_s: float
+    stops: bool = True
+
+
+@dataclass(frozen=True)
 class Launch:
     """What to start, and how.
 
@@ -34,6 +49,9 @@ class Launch:
         may_release: whether it may be handed over when it is ready (`Supervisor.release`).
         files: removes and reads state files for this process.
         has_state: whether to write a state file; false if its directory does not answer.
+        signals: what the command ignores and blocks at its start, as of `inherited_signals`; default as this process.
+        alone: for an engine, where one guard is enough: this process takes in what it would leave behind (a subreaper), and
+            beats.
         tell: called in a separate thread with a sentence about each step of a guard, including orphans that it reaps.
     """
 
@@ -48,6 +66,8 @@ class Launch:
     may_release: bool = False
     files: Files = field(default_factory=InPlace, repr=False)
     has_state: bool = True
+    signals: Mapping[str, Sequence[int]] | None = None
+    alone: Alone | None = None
     tell: Callable[[str], None] | None = None
 
 
@@ -115,6 +135,9 @@ class Supervisor(Protocol):
 
     def start(self) -> None:
         """Start it; if it raises CachewatchError, nothing is left running."""
+
+    def beat(self) -> None:
+        """Tell whoever watches this process that it goes on; never blocks."""
 
     def wait(self, timeout_s: float) -> TreeEnd | None:
         """Wait until nothing is left, or the timeout; None if something still runs."""
@@ -186,6 +209,9 @@ class Supervised:
         self.gone = threading.Event()
         self.report: TreeEnd | None = None
         self.notes: list[str] = []
+
+    def beat(self) -> None:
+        """Tell nobody."""
 
     def wait(self, timeout_s: float) -> TreeEnd | None:
         """Wait until nothing is left, or it was released.

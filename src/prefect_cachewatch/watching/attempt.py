@@ -68,6 +68,7 @@ _CANCELLED_LISTING_S = 3.0  # whoever cancelled it may kill us soon
 _GUARD_WAIT_S = 0.5
 _LINKS_TOLD = 3
 _SHARED_PLACES = ("/tmp", "/dev/shm")  # noqa: S108 - only their file systems are asked
+_BEAT_S = 1.0
 _JANITOR_S = 12.0  # it gives the processes that it kills 10 s to end
 
 
@@ -307,7 +308,7 @@ class Watch:
         """
         supervisor = self._running()
         while (report := wait_for_report(supervisor, _GUARD_WAIT_S)) is None:
-            pass
+            supervisor.beat()
         if self.serving is not None:
             self._settle()
         return report
@@ -322,14 +323,14 @@ class Watch:
         """
         supervisor = self._running()
         try:
-            wait: Callable[[float], bool] = supervisor.gone.wait
+            wait: Callable[[float], bool] = self._wait_and_beat
             if self.state.warnings:  # what is known at the start is told then, and not with the first measurement
                 self._sampled()
             if self._emptiness is not None:
                 wait = self._emptiness.watch_over(wait, lambda: self.state.growth, supervisor)
             if self.job.on_stall == "report":
                 return self._leave_alone(wait)
-            verdict = self.state.run(wait, supervisor.gone.is_set, self._sampled)
+            verdict = self.state.run(wait, lambda: self._wait_and_beat(0.0), self._sampled)
             ready = self.serving is not None and verdict.final and not self.serving.claim_end()
             if verdict.final and not supervisor.gone.is_set() and not ready:
                 self.stop_for(verdict)
@@ -338,6 +339,15 @@ class Watch:
             if (left := self.note_failure(error)) is not None:
                 return left
             raise
+
+    def _wait_and_beat(self, seconds: float) -> bool:
+        """Wait until the tree has gone, at most so long; say whether it has. Whoever watches this process is told that it goes on."""
+        supervisor, end_s = self._running(), time.monotonic() + seconds
+        while True:
+            supervisor.beat()
+            left_s = end_s - time.monotonic()
+            if supervisor.gone.wait(max(0.0, min(left_s, _BEAT_S))) or left_s <= _BEAT_S:
+                return supervisor.gone.is_set()
 
     def note_failure(self, error: Exception) -> Verdict | None:
         """Take in that the monitor has failed: have the tree stopped, or return the verdict of one that is left alone."""
@@ -660,6 +670,7 @@ class Watch:
         if report is None or not ended_itself:
             why = {
                 "guard_signalled": "it was stopped because its guard got a signal",
+                "watch_silent": "it was stopped because the watch had gone silent",
                 "engine_lost": "its container has ended, and the engine does not say how",
             }.get(report.why if report else "", "it was stopped because its guard process died")
             return "failed", f"Tensor cache generation failed: {why}; {where}."

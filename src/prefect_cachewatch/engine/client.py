@@ -1,0 +1,143 @@
+"""The front's side of an engine: starts the process, tells it what to do, and reads its events.
+
+The spec goes through the socket, never through argv or the environment. The front never waits for the engine's end: an
+engine whose thread hangs in a file system is left behind. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from prefect_cachewatch.engine.events import Event, MalformedEvent, told_in
+from prefect_cachewatch.supervise.guard_signals import DEAF
+from prefect_cachewatch.supervise.helper_client import IMPORT_FROM
+from prefect_cachewatch.supervise.tending import Tended
+
+_READ_BYTES = 1 << 16
+_TEND_EVERY_S = 1.0
+_HELD_S = 10.0  # how long a tracer may hold it despite SIGCONT
+
+
+class EngineClient:
+    """One engine, for one run.
+
+    Args:
+        spec: what to run, as JSON; it may hold secrets.
+        name: of the job, for process listings.
+        pass_fds: descriptors that the engine inherits, besides its standard streams.
+
+    The first command is the spec itself; then `go` (an attempt may begin), `cancel`, `signal`, `suspend`, `resume`.
+    """
+
+    def __init__(self, spec: Mapping[str, Any], name: str, pass_fds: Sequence[int] = ()) -> None:
+        self.first_signal = 0
+        """The signal that ends the run, if any: the command gets it before SIGTERM."""
+        self._suspended = threading.Event()
+        self._lock = threading.Lock()
+        self.has_gone = False
+        """Whether an attempt may have begun."""
+        ours, theirs = socket.socketpair()
+        code = (
+            f"{DEAF}import sys;sys.path.extend({[IMPORT_FROM, *_site()]!r});"
+            f"from prefect_cachewatch.run.engine import main;main({theirs.fileno()})"
+        )
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", code, f"cachewatch: engine {name}"],
+                stdin=0,
+                stdout=1,
+                stderr=2,
+                pass_fds=(theirs.fileno(), *pass_fds),
+                start_new_session=True,
+            )
+        self._socket = ours
+        self._send(spec)
+
+    @property
+    def pid(self) -> int:
+        """The engine's pid."""
+        return self._process.pid
+
+    def events(self) -> Iterator[tuple[Event, float]]:
+        """Read the events, each with its wall time, until the engine hangs up; `bye` is the last one unless it has died."""
+        buffer = b""
+        tended, poll = Tended(self._process.pid), select.poll()
+        poll.register(self._socket, select.POLLIN)
+        while True:
+            if not poll.poll(_TEND_EVERY_S * 1000):
+                tended.look(_HELD_S)  # one that is stopped is continued, or it could stop nothing
+                continue
+            try:
+                chunk = self._socket.recv(_READ_BYTES)
+            except OSError:
+                return
+            if not chunk:
+                return
+            *lines, buffer = (buffer + chunk).split(b"\n")
+            for line in lines:
+                if line == b"suspended":
+                    self._suspended.set()
+                    continue
+                with contextlib.suppress(MalformedEvent):
+                    event, at = told_in(line)
+                    if event is not None:
+                        yield event, at
+
+    def go(self) -> None:
+        """Let the attempt begin that the engine has asked for."""
+        self.has_gone = True
+        self._send({"do": "go"})
+
+    def cancel(self, number: int, at_once: bool) -> None:
+        """Have the tree stopped because of a signal.
+
+        Args:
+            number: the signal.
+            at_once: whether it ends the grace period.
+        """
+        self._send({"do": "cancel", "signal": number, "at_once": at_once, "first": self.first_signal})
+
+    def signal(self, numbers: Sequence[int]) -> bool:
+        """Pass signals on to the command, in order; returns whether the engine has taken them."""
+        return self.has_gone and self._send({"do": "signal", "numbers": list(numbers)})
+
+    def suspend(self, timeout_s: float) -> None:
+        """Suspend the whole tree, as by Ctrl-Z, until `resume`."""
+        self._suspended.clear()
+        if self.has_gone and self._send({"do": "suspend"}):
+            self._suspended.wait(timeout_s)
+
+    def resume(self) -> None:
+        """Continue what `suspend` stopped."""
+        self._send({"do": "resume"})
+
+    def ended(self) -> int | None:
+        """The signal or exit status that the engine has ended with, as of `Popen`; None while it runs."""
+        return self._process.poll()
+
+    def kill(self) -> None:
+        """Kill an engine that does nothing any more."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Hang up; an engine that still runs stops its tree, and writes its report."""
+        self._socket.close()
+
+    def _send(self, command: Mapping[str, Any]) -> bool:
+        with self._lock, contextlib.suppress(OSError):  # it has died: its events end
+            self._socket.sendall(json.dumps(command).encode() + b"\n")
+            return True
+        return False
+
+
+def _site() -> list[str]:
+    """Where this interpreter's other packages lie, for an engine that is started without them."""
+    return [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
