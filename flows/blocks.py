@@ -19,6 +19,7 @@ from pydantic import Field
 
 from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy, Storage
 from prefect_cachewatch.config.forms import OFF
+from prefect_cachewatch.engine.front import Front
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.fleet.jobs import MODELS
 from prefect_cachewatch.flows.attempts import AWAKE_S, wait_awake
@@ -27,7 +28,6 @@ from prefect_cachewatch.flows.telling import Telling, whom_to_tell
 from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.report.report import Report
 from prefect_cachewatch.store.policy import PublishPolicy
-from prefect_cachewatch.watching.attempt import Watch
 
 _CLEARED_S = 30.0  # beyond the grace period; a worker gives a cancelled run the same
 
@@ -42,16 +42,16 @@ class _Course(Telling):
     def end(self, why: str) -> None:
         """Have the generator stopped, and start no further one."""
         self._ended_by = why
-        if (watch := self.watch) is not None:
-            watch.cancel(why)
+        if (front := self.front) is not None:
+            front.engine.cancel(why)
 
-    def work(self, watch: Watch | None = None) -> None:
+    def work(self, front: Front | None = None) -> None:
         """Note the step that the run is at; if an end was asked for, raise it in the flow as a signal would."""
         if self._ended_by is not None and self.has_begun:
             raise TerminationSignal(signal.SIGTERM)
-        super().work(watch)
-        if self._ended_by is not None and watch is not None:  # an end was asked for between the two checks
-            watch.cancel(self._ended_by)
+        super().work(front)
+        if self._ended_by is not None and front is not None:  # an end was asked for between the two checks
+            front.engine.cancel(self._ended_by)
 
 
 class CacheGenerationRun(JobRun[GenerationSummary]):

@@ -22,9 +22,8 @@ from prefect_cachewatch.run.exposure import check_exposure
 from prefect_cachewatch.run.health import HealthCheck
 from prefect_cachewatch.store.names import PLACEHOLDER
 from prefect_cachewatch.store.policy import PublishPolicy
-from prefect_cachewatch.store.store import CacheStore
 from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers
-from prefect_cachewatch.tasks.store import activate_cache, check_deployment, collect_surplus, roll_back_cache
+from prefect_cachewatch.tasks.store import activate_cache, check_deployment, remove_surplus, roll_back_cache
 from prefect_cachewatch.watching.site import check_command
 
 
@@ -99,7 +98,7 @@ def _deploy(
             stays = "The cache was current before this run; nothing was switched."
             then = stays if cached else _go_back(store, name, built.build_id, result.reason)
             return Failed(name="Unhealthy", message=f"The health check failed: {result.reason}. {then}")
-    collect_surplus(CacheStore(store), name, publish)
+    remove_surplus(store, name, publish.keep)
     healthy = ", and healthy" if health is not None else ""
     replaced = f", before it {previous}" if previous else ""
     message = f"{name} is deployed{healthy}: build {built.build_id}{replaced}."

@@ -11,9 +11,8 @@ the cache is then verified and published: Completed named `Cached` if it was who
 # No `from __future__ import annotations` here: flow.serve pickles the flow by value into each run's process. There,
 # the names in annotations that are strings cannot be resolved, and every run fails.
 
-import contextlib
 import os
-from dataclasses import asdict, replace
+import signal
 from typing import Annotated, Any
 
 from prefect import flow, get_run_logger
@@ -23,39 +22,25 @@ from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Completed, Failed
 from pydantic import BaseModel, ConfigDict, Field
 
-from prefect_cachewatch.common.aside import Aside
-from prefect_cachewatch.common.secrets import hide, redact_all, secret_values
+from prefect_cachewatch.common.secrets import hide, secret_values
 from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy, Storage
 from prefect_cachewatch.config.forms import OFF
 from prefect_cachewatch.config.profiles import read_profile
-from prefect_cachewatch.engine.events import AttemptWanted, Bye, Published, Ready
-from prefect_cachewatch.errors import CachewatchError, InputError
-from prefect_cachewatch.flows.attempts import (
-    Inputs,
-    check_retry,
-    is_output_shown,
-    prepare,
-    run_attempt,
-    with_history,
-    write_reports,
-)
-from prefect_cachewatch.flows.retrying import Retrying
+from prefect_cachewatch.errors import CachewatchError, GuardError, InputError
+from prefect_cachewatch.flows.attempts import ShownRun, Told, is_output_shown, start_engine
 from prefect_cachewatch.flows.telling import note_end, note_work, whom_to_tell
 from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.report.report import Report
-from prefect_cachewatch.run.delivery import PublishSession
 from prefect_cachewatch.run.exposure import check_exposure
+from prefect_cachewatch.run.placement import require_directories
 from prefect_cachewatch.store.policy import PublishPolicy
 from prefect_cachewatch.tasks.prefect_api.admission import StorageSlots
+from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.tasks.prefect_api.labels import label_cause
 from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers
 from prefect_cachewatch.tasks.prefect_api.origin import GENERATION_FLOW
-from prefect_cachewatch.tasks.prefect_api.run_metrics import FlowMetrics
-from prefect_cachewatch.tasks.publication import deliver_build, find_cached
-from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import ending_of
 from prefect_cachewatch.watching.sections import Publication, Readiness
-from prefect_cachewatch.watching.site import CacheDirectories
 
 
 class CacheGenerationError(CachewatchError):
@@ -113,52 +98,37 @@ def generate_cache(
     note_work()
     outlive_readers()
     admission = StorageSlots(storage, job.name)
-    run_metrics = FlowMetrics(metrics, job, logger)
-    with contextlib.closing(Aside.spawn()) as files:
-        try:
-            warning = check_exposure({"job": job, "publish": publish, "profile": profile})
-            if warning is not None and not is_output_shown():  # a command has printed it on standard error
-                logger.warning(warning)
-            admission.metrics = exporter = run_metrics.open(files)
-            job, stall, key = _with_profile(profile, job, stall)
-            admission.check()
-            delivery = PublishSession(job, publish.with_key(key), logger, files) if publish is not None else None
-            clean = retry.on_retry == "clean"
-            with contextlib.ExitStack() as stack:
-                inputs = prepare(job, stall, stop, outputs, logger, delivery, exporter, files=files, stack=stack)
-                check_retry(inputs, retry)
-                if delivery is not None:
-                    stack.enter_context(delivery)
-                    if (cached := find_cached(delivery, job, clean=clean, limit_s=stall.max_duration_s)) is not None:
-                        state = run_metrics.ended(_cached(inputs, cached))
-                        admission.record(state, logger)
-                        return state
-                    job, job_env = delivery.told()
-                    inputs = inputs.with_build_directory(job, job_env)
-                job = inputs.job
-                site = stack.enter_context(inputs.place.open_site(files=files))
-                site.to_clean = clean and (retry.attempts > 1 or stall.learned)
-                if delivery is not None:
-                    site.own_build = site.paths[0]
-                    site.growth_mark = delivery.target.record
-                    site.cleaned = delivery.resume(clean=clean, window_s=stall.stall_after_s)
-                inputs = with_history(inputs, site)
-                state = _run_told(inputs, site, retry, admission)
-        except InputError as error:
-            state = _refused(job, error)
-        except BaseException as error:
-            run_metrics.abandon(error)
-            if (telling := whom_to_tell.get()) is None or not isinstance(error, TerminationSignal):
-                raise
-            # A signal to `cachewatch generate`: Prefect would make what is raised Crashed, a fault that needs a person.
-            last = telling.report
-            telling.interrupted = telling.since_s is None
-            note_end()
-            ran = last is not None and last.outcome == "cancelled"
-            return Cancelled(message=last.message if last and ran else "Cancelled while no generator was running.")
+    try:
+        warning = check_exposure({"job": job, "publish": publish, "profile": profile})
+        if warning is not None and not is_output_shown():  # a command has printed it on standard error
+            logger.warning(warning)
+        job, stall, key = _with_profile(profile, job, stall)
+        admission.check()
+        if publish is None:
+            require_directories(job)
+        keyed = publish.with_key(key) if publish is not None else None
+        front = start_engine(job, stall, stop, retry, keyed, outputs, admission.storage, metrics)
+        note_work(front)
+        shown = ShownRun(front, job, stall, stop, publishes=publish is not None, admission=admission, logger=logger)
+        told = shown.follow()
+        if told.refused is not None:
+            error = InputError if not told.refused.is_fault else GuardError
+            raise error(told.refused.message)
+        state = _state_of(told, retry, logger)
+    except InputError as error:
+        state = _refused(job, error)
+    except TerminationSignal:
+        if (telling := whom_to_tell.get()) is None:
+            raise
+        # A signal to `cachewatch generate`: Prefect would make what is raised Crashed, a fault that needs a person.
+        last = telling.report
+        telling.interrupted = telling.since_s is None
         note_end()
-        admission.record(state, logger)
-        return final_state(run_metrics.ended(state))
+        ran = last is not None and last.outcome == "cancelled"
+        return Cancelled(message=last.message if last and ran else "Cancelled while no generator was running.")
+    note_end()
+    admission.record(state, logger)
+    return final_state(state)
 
 
 def _with_profile(
@@ -198,87 +168,34 @@ def final_state(state: State[Any]) -> State[Any]:
     return state
 
 
-def _run_told(inputs: Inputs, site: CacheDirectories, retry: RetryPolicy, admission: StorageSlots) -> State[Any]:
-    """Run the attempts, tell how the run begins and ends, and remember it."""
-    job, ended = inputs.job, "cancelled"
-    inputs.stream.tell(redact_all(Ready(job.name, tuple(site.paths), job.expected_bytes), inputs.secrets))
-    try:
-        state = _run_attempts(inputs, site, retry, admission)
-        ended = _remember(inputs, admission.outcomes, state)
-    finally:
-        inputs.stream.tell(Bye(ended))
-    return state
+def _state_of(told: Told, retry: RetryPolicy, logger: AnyLogger) -> State[Any]:
+    """Return the state of a run that has ended, by what is left of it."""
+    bye, report = told.bye, told.report
+    assert bye is not None and report is not None, "a run that was not refused has a report and an end"
+    if bye.outcome == "cached":
+        logger.info(bye.message)
+        return Completed(name="Cached", message=bye.message, data=_summary(told, 0, report))
+    if bye.outcome == "completed":
+        name = "Ready" if report.ready is not None and report.ready.left_running else None
+        if report.publication is not None:
+            logger.info(bye.message)
+        return Completed(name=name, message=bye.message, data=_summary(told, report.attempt, report))
+    if bye.outcome == "not_published":
+        logger.error(bye.message)
+        return Failed(name="VerificationFailed", message=bye.message)
+    if bye.outcome == "cancelled":  # its block or its signal asked for it, and raises that in the flow otherwise
+        raise TerminationSignal(signal.SIGTERM)
+    if report.retry is not None and not report.retry.again:
+        if report.attempt > 1 or retry.attempts > 1:
+            logger.info(report.retry.sentence)
+        label_cause(report, bye.lasting, logger)
+    return Failed(name=ending_of(report.outcome, report.stall.kind).state, message=bye.message)
 
 
-def _run_attempts(inputs: Inputs, site: CacheDirectories, retry: RetryPolicy, admission: StorageSlots) -> State[Any]:
-    logger, retrying = inputs.logger, Retrying(retry, inputs, site)
-    while True:
-        number = retrying.made + 1
-        note_work()
-        inputs.stream.tell(AttemptWanted(number, retrying.most))
-        with admission.slots(logger):  # given back during the backoff
-            outcome, report = run_attempt(inputs, site, number, retrying.decide, retrying.most, admission)
-        note_work()  # from here on the flow decides, waits and publishes by itself
-        admission.outcomes.append(outcome)
-        admission.report = report
-        if outcome.name == "completed":
-            logger.info(outcome.message)
-            if inputs.delivery is not None:
-                return _deliver(inputs, inputs.delivery, retrying.outcomes, report)
-            name = "Ready" if outcome.ready is not None and outcome.ready.left_running else None
-            return Completed(name=name, message=outcome.message, data=_summary(inputs, number, report))
-        logger.error(outcome.message)
-        state, following = ending_of(outcome.name, outcome.kind).state, report.retry
-        if following is None or not following.again:
-            if following is not None and (number > 1 or retry.attempts > 1):
-                logger.info(following.sentence)
-            label_cause(report, retrying.lasting, logger)
-            if inputs.delivery is not None:
-                inputs.delivery.leave()
-            return Failed(name=state, message=outcome.message)
-        try:
-            if (problem := retrying.prepare(outcome, following)) is not None:
-                logger.error(problem)
-                return Failed(name=state, message=f"{outcome.message} {problem}")
-        except InputError as error:  # no attempt beside files that may be cut and cannot be removed
-            told = f"No further attempt: {error.message}."
-            logger.error("no further attempt: %s", error.message)
-            write_reports(inputs, replace(report, facts=f"{report.facts} {told}"), f"report-{number}.json")
-            if inputs.delivery is not None:
-                inputs.delivery.leave()
-            return Failed(name=state, message=f"{outcome.message} {told}")
-        retrying.pause(outcome, following)
-
-
-def _remember(inputs: Inputs, outcomes: list[Outcome], state: State[Any]) -> str:
-    """Add the run to the job's history; returns how it ended."""
-    last = outcomes[-1].name if outcomes else "failed"
-    refused = last == "completed" and state.is_failed()
-    if inputs.history is not None and outcomes:
-        inputs.history.remember(outcomes, "not_published" if refused else None)
-    return "not_published" if refused else last
-
-
-def _cached(inputs: Inputs, report: Report) -> State[Any]:
-    write_reports(inputs, report, "report.json")
-    inputs.logger.info(report.message)
-    return Completed(name="Cached", message=report.message, data=_summary(inputs, 0, report))
-
-
-def _deliver(inputs: Inputs, delivery: PublishSession, outcomes: list[Outcome], report: Report) -> State[Any]:
-    state, report = deliver_build(delivery, inputs.env, inputs.secrets, outcomes, report)
-    write_reports(inputs, report, f"report-{report.attempt}.json")
-    if state.is_failed():
-        return state
-    if report.publication is not None:
-        inputs.stream.tell(redact_all(Published(asdict(report.publication)), inputs.secrets))
-    return Completed(message=state.message, data=_summary(inputs, report.attempt, report))
-
-
-def _summary(inputs: Inputs, attempts: int, report: Report) -> GenerationSummary:
+def _summary(told: Told, attempts: int, report: Report) -> GenerationSummary:
     growth = report.growth
     return GenerationSummary(
-        name=inputs.job.name,
+        name=report.name,
         attempts=attempts,
         bytes_written=growth.bytes_written,
         bytes_present=growth.bytes_present,
@@ -287,7 +204,7 @@ def _summary(inputs: Inputs, attempts: int, report: Report) -> GenerationSummary
         first_write_s=growth.first_write_s,
         longest_pause_s=growth.longest_pause_s,
         cache_dirs=report.cache_dirs,
-        run_dir=str(inputs.run_dir),
+        run_dir=told.run_dir,
         publication=report.publication,
         ready=report.ready,
     )

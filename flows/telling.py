@@ -11,8 +11,8 @@ import time
 from contextvars import ContextVar, Token
 from typing import Any, Generic, TypeVar
 
+from prefect_cachewatch.engine.front import Front
 from prefect_cachewatch.report.report import Report
-from prefect_cachewatch.watching.attempt import Watch
 
 T = TypeVar("T")
 
@@ -61,35 +61,37 @@ class Telling:
         self.has_begun = False
         self.report: Report | None = None
         """The report of the last attempt that has ended."""
-        self.watch: Watch | None = None
+        self.front: Front | None = None
+        """Of the engine, once there is one."""
         self.interrupted = False
         """Whether a signal ended work that no attempt's report covers: before, between or after the attempts."""
 
-    def work(self, watch: Watch | None = None) -> None:
+    def work(self, front: Front | None = None) -> None:
         """Note work in which the API has no part.
 
         Args:
-            watch: the attempt that begins, if one does.
+            front: of the engine that does it, if there is one already.
         """
-        self.has_begun, self.since_s, self.watch = True, None, watch
+        self.has_begun, self.since_s = True, None
+        self.front = front or self.front
 
     def tell(self) -> None:
         """Note that the run, or its last attempt, has ended, and now only waits for the API."""
-        self.since_s, self.watch = time.monotonic(), None
+        self.since_s = time.monotonic()
 
 
 # Set by a command or block that reads it; a worker does not set it.
 whom_to_tell: ContextValue[Telling | None] = ContextValue("whom_to_tell", None)
 
 
-def note_work(watch: Watch | None = None) -> None:
+def note_work(front: Front | None = None) -> None:
     """Note work in which the API has no part, if somebody reads it.
 
     Args:
-        watch: the attempt that begins, if one does.
+        front: of the engine that does it, if there is one already.
     """
     if (told := whom_to_tell.get()) is not None:
-        told.work(watch)
+        told.work(front)
 
 
 def note_report(report: Report, *, last: bool) -> None:

@@ -1,6 +1,6 @@
 """The two sides of a guarded attempt as Prefect tasks, and a monitor for work that another task does.
 
-`run_generator` and `monitor_growth` run side by side and share one `Watch`. They return states, so that the
+`run_generator` and `monitor_growth` run side by side and read what the engine tells. They return states, so that the
 task's name tells how it ended; neither makes an API call while it waits.
 """
 
@@ -20,10 +20,9 @@ from prefect.states import Completed, Failed
 
 from prefect_cachewatch.common.secrets import redact, secret_values
 from prefect_cachewatch.config import DEFAULT_IGNORE, StallPolicy
-from prefect_cachewatch.errors import CachewatchError
+from prefect_cachewatch.engine.front import Front, ToldAttempt
 from prefect_cachewatch.measure.growth import Growth
 from prefect_cachewatch.report.headline import how_long
-from prefect_cachewatch.watching.attempt import Watch
 from prefect_cachewatch.watching.emptiness import holds_nothing
 from prefect_cachewatch.watching.learned import refuse_learned
 from prefect_cachewatch.watching.monitor import GrowthMonitor
@@ -31,103 +30,73 @@ from prefect_cachewatch.watching.outcomes import describe_growth, describe_nothi
 from prefect_cachewatch.watching.site import CacheDirectories
 from prefect_cachewatch.watching.stall import StallRule
 
-_START_TIMEOUT_S = 300.0
-
-
-class Attempt:
-    """What the two tasks of an attempt share: the watch, and whether it has been started.
-
-    Args:
-        watch: the attempt, not started yet.
-        secrets: values that no message may contain, not even as the name of a file.
-    """
-
-    def __init__(self, watch: Watch, secrets: tuple[str, ...] = ()) -> None:
-        self.watch, self.secrets = watch, secrets
-        self.ready = threading.Event()
-        self.failure: CachewatchError | None = None
-
-    def start(self) -> None:
-        """Start the watch; keep a failure for the flow."""
-        try:
-            self.watch.start()
-        except CachewatchError as error:
-            self.failure = error
-            raise
-        finally:
-            self.ready.set()
-
 
 @task(name="generate", cache_policy=NO_CACHE, persist_result=False)
-def run_generator(attempt: Attempt) -> State[Any]:
-    """Start the generator under guard and wait until its whole process tree is gone.
+def run_generator(front: Front, attempt: ToldAttempt) -> State[Any]:
+    """Wait until the generator's whole process tree is gone, and say how it ended.
 
     Args:
-        attempt: shared with `monitor_growth`.
+        front: of the engine that runs it.
+        attempt: which attempt.
 
     Returns:
         Completed, named `Ready` for a server that became ready; or Failed, named `Terminated` if it was stopped,
         `GeneratorFailed` if it failed by itself, `Refused` if it could not be started.
     """
-    logger = get_run_logger()
-    watch = attempt.watch
-    try:
-        attempt.start()
-    except CachewatchError as error:
-        return Failed(name="Refused", message=error.message)
-    assert watch.supervisor is not None
-    if watch.job.container is None:
-        logger.info("generator started as pid %s under guard %s", watch.supervisor.pid, watch.supervisor.root_pids)
-    else:
-        logger.info("generator started in a container of %s, pid %s", watch.job.container.image, watch.supervisor.pid)
-    report = watch.supervise()
-    if watch.serving is not None and watch.serving.ends_well(report):
-        server = watch.serving.handed_over
-        then = f"was left running as {server.record.who}" if server else "has ended"
+    front.wait(lambda: attempt.started is not None)
+    if attempt.started is None:
+        return Failed(name="Refused", message="The generator was not started.")
+    get_run_logger().info("generator started as pid %s", attempt.started.pid)
+    front.wait(lambda: attempt.gone is not None)
+    gone = attempt.gone
+    if gone is None:
+        return Failed(name="Terminated", message="The engine of this run has died.")
+    if gone.ready:
+        then = f"was left running as {gone.left_running}" if gone.left_running else "has ended"
         return Completed(name="Ready", message=f"The server was ready, and {then}.")
-    if report.why == "exited":
-        early = " before it was ready" if watch.serving is not None and watch.serving.ready_s is None else ""
-        if report.exit_code == 0 and watch.serving is None:
+    if gone.why == "exited":
+        is_server = attempt.started.windows.get("warmup_within_s") is not None
+        if gone.exit_code == 0 and not is_server:
             return Completed(message="The generator ended with exit code 0.")
-        what = f"signal {report.signal}" if report.signal is not None else f"exit code {report.exit_code}"
-        return Failed(name="GeneratorFailed", message=f"The generator ended with {what}{early}.")
+        what = f"signal {gone.signal}" if gone.signal is not None else f"exit code {gone.exit_code}"
+        return Failed(
+            name="GeneratorFailed",
+            message=f"The generator ended with {what}{' before it was ready' if is_server else ''}.",
+        )
     return Failed(
         name="Terminated",
-        message=f"The generator was stopped: its process tree was gone after {report.gone_after_s:.2f} s "
-        f"({len(report.terminated)} terminated, {len(report.killed)} killed, {len(report.survivors)} left).",
+        message=f"The generator was stopped: its process tree was gone after {gone.gone_after_s:.2f} s "
+        f"({gone.terminated} terminated, {gone.killed} killed, {len(gone.survivors)} left).",
     )
 
 
 @task(name="monitor", cache_policy=NO_CACHE, persist_result=False)
-def monitor_growth(attempt: Attempt) -> State[Any]:
-    """Measure the growth of an attempt's cache until the attempt ends; have it stopped on a stall.
+def monitor_growth(front: Front, attempt: ToldAttempt) -> State[Any]:
+    """Follow the measurements of an attempt until it has ended, and say what they showed.
 
     Args:
-        attempt: shared with `run_generator`, which starts it.
+        front: of the engine that measures.
+        attempt: which attempt.
 
     Returns:
-        Completed, named `StallReported` if stalls were only reported; or Failed, named `StallDetected` if the attempt was stopped for its silence,
-        `DeadlineExceeded` if for its duration.
+        Completed, named `StallReported` if stalls were only reported; or Failed, named `StallDetected` if the attempt was
+        stopped for its silence, `DeadlineExceeded` if for its duration.
     """
-    watch = attempt.watch
-    if not attempt.ready.wait(_START_TIMEOUT_S) or attempt.failure is not None:
+    front.wait(lambda: attempt.gone is not None)
+    if attempt.started is None:
         return Completed(name="NotStarted", message="The generator was not started.")
-    watch.monitor()
-    verdict = watch.verdict
-    growth = watch.state.growth
-    summary = describe_growth(growth.bytes_present, growth.files_present, watch.state.last_path)
-    if stalls := watch.would_be_stops:
-        times = "once" if len(stalls) == 1 else f"{len(stalls)} times"
-        return Completed(
-            name="StallReported", message=redact(f"{summary}; it would have been stopped {times}.", attempt.secrets)
-        )
+    last, verdict = attempt.progress, attempt.verdict
+    summary = describe_growth(last.bytes_present, last.files_present, last.last_file)
+    if stalls := len(attempt.stalls):
+        times = "once" if stalls == 1 else f"{stalls} times"
+        return Completed(name="StallReported", message=f"{summary}; it would have been stopped {times}.")
     if verdict is None:
-        return Completed(message=redact(f"{summary}; no stall.", attempt.secrets))
+        return Completed(message=f"{summary}; no stall.")
     name = "StallDetected" if verdict.status == "stalled" else "DeadlineExceeded"
     # The flow's message has the whole sentence.
     lasted = how_long(verdict.kind, verdict.pause_s) if verdict.status == "stalled" else "The time limit is over"
-    why = f", and {watch.serving.unready}" if watch.serving is not None and verdict.kind == "never_ready" else ""
-    return Failed(name=name, message=redact(f"{lasted}{why}; {summary}.", attempt.secrets))
+    why = f", and {verdict.unready}" if verdict.unready else ""
+    return Failed(name=name, message=f"{lasted}{why}; {summary}.")
 
 
 @task(name="monitor-cache", cache_policy=NO_CACHE, persist_result=False)

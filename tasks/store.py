@@ -10,11 +10,10 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
 from prefect_cachewatch.common.units import format_bytes, format_duration
-from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.run.health import HealthCheck, HealthResult, check_health
+from prefect_cachewatch.run.publishing import collect_surplus
 from prefect_cachewatch.store.builds import BuildInfo
 from prefect_cachewatch.store.collection import Collected
-from prefect_cachewatch.store.policy import PublishPolicy
 from prefect_cachewatch.store.store import Activation, CacheStore
 from prefect_cachewatch.store.verification import Verdict
 from prefect_cachewatch.tasks.prefect_api.events import emit_cache_event
@@ -157,24 +156,20 @@ def collect_cache(
     return done
 
 
-def collect_surplus(store: CacheStore, name: str, publish: PublishPolicy) -> None:
-    """Remove surplus builds after an activation; a failure is only a warning, since the cache is in use already.
+def remove_surplus(store: str, name: str, keep: int | None) -> None:
+    """Remove surplus builds after an activation, and log it; see `collect_surplus`.
 
     Args:
-        store: the store.
+        store: root of the store.
         name: the cache.
-        publish: has the number of builds to keep.
+        keep: how many builds stay; None for all.
     """
-    if publish.keep is None:
-        return
     logger = get_run_logger()
-    try:
-        done = store.gc(name, keep=publish.keep)
-    except (StoreError, OSError) as error:
-        logger.warning("old builds were not removed: %s", error)
-        return
-    if done.removed:
-        logger.info("removed %d old builds, %s", len(done.removed), format_bytes(done.freed_bytes))
+
+    def note(text: str, *, fault: bool = False) -> None:
+        (logger.warning if fault else logger.info)("%s", text)
+
+    collect_surplus(CacheStore(store), name, keep, note)
 
 
 def _payload(switched: Activation) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import Pending
 
 from prefect_cachewatch.common.aside import Files
+from prefect_cachewatch.engine.status import JobStatus
 from prefect_cachewatch.fleet.jobs import FleetJob
-from prefect_cachewatch.fleet.status import JobStatus
 
 
 @dataclass(frozen=True)

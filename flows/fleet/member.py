@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import threading
-from pathlib import Path
 from typing import Any
 
 from prefect import flow
@@ -20,8 +19,7 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled
 
-from prefect_cachewatch.fleet.status import StatusFile
-from prefect_cachewatch.flows.attempts import live_view
+from prefect_cachewatch.flows.attempts import status_file
 from prefect_cachewatch.flows.generation import generate_cache
 
 ENTRYPOINT = "prefect_cachewatch.flows.fleet.member.generate_member"
@@ -40,7 +38,7 @@ def run_member(*args: Any, **kwargs: Any) -> State[Any]:
     if parent is not None:
         _end_with(int(parent))
     if status is not None:
-        live_view.set(StatusFile(Path(status)))
+        status_file.set(status)
     try:
         return generate_cache.fn(*args, **kwargs)
     except TerminationSignal:

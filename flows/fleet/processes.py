@@ -23,9 +23,9 @@ from prefect.states import Cancelled, Crashed, Pending
 
 from prefect_cachewatch.common.aside import AHEAD_S
 from prefect_cachewatch.common.text import slugify
+from prefect_cachewatch.engine.status import JobStatus, make_room, read_status
 from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.fleet.jobs import FleetJob
-from prefect_cachewatch.fleet.status import JobStatus, make_room, read_status
 from prefect_cachewatch.flows.fleet.executor import Fleet, make_tracking_task
 from prefect_cachewatch.flows.fleet.member import ENTRYPOINT, PARENT_VARIABLE, STATUS_VARIABLE, generate_member
 from prefect_cachewatch.tasks.prefect_api.fleet_runs import children_of, job_tags

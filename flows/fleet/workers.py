@@ -11,8 +11,8 @@ from uuid import UUID
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.states import Scheduled
 
+from prefect_cachewatch.engine.status import JobStatus
 from prefect_cachewatch.fleet.jobs import FleetJob
-from prefect_cachewatch.fleet.status import JobStatus
 from prefect_cachewatch.flows.fleet.executor import Fleet, make_tracking_task
 from prefect_cachewatch.tasks.prefect_api.fleet_runs import FINAL, cancel_run, children_of, job_tags
 

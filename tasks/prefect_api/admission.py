@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from prefect.client.schemas.objects import State
 
 from prefect_cachewatch.capacity.history import RunRecord
 from prefect_cachewatch.config import Storage
-from prefect_cachewatch.metrics.run import RunMetrics
 from prefect_cachewatch.report.report import Report
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.tasks.prefect_api.fleet_runs import is_fleet_job
 from prefect_cachewatch.tasks.prefect_api.origin import this_run
 from prefect_cachewatch.tasks.prefect_api.storage_slots import require_limit, storage_slot
 from prefect_cachewatch.tasks.run_records import store_run_record
-from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import ending_of
 
 
@@ -37,10 +35,9 @@ class StorageSlots:
         self.storage = storage.name if storage is not None else None
         self.weight = storage.slots if storage is not None else 1  # slots that an attempt occupies
         self.job = job
-        self.outcomes: list[Outcome] = []
-        self.report: Report | None = None
+        self.reports: list[Report] = []
+        """Of the attempts so far."""
         self.waited_s = 0.0
-        self.metrics: RunMetrics | None = None
         self._started_s = time.time()
 
     def check(self) -> None:
@@ -65,8 +62,7 @@ class StorageSlots:
         run = this_run()
         run_id = run.id if run is not None else None
         with ExitStack() as held:
-            with self.metrics.waiting(self.storage) if self.metrics is not None else nullcontext():
-                waited_s = held.enter_context(storage_slot(self.storage, self.weight, logger, flow_run_id=run_id))
+            waited_s = held.enter_context(storage_slot(self.storage, self.weight, logger, flow_run_id=run_id))
             self.waited_s += waited_s
             yield
 
@@ -79,7 +75,7 @@ class StorageSlots:
         """
         if (run := this_run()) is None:
             return
-        if not is_fleet_job(run.tags) and (self.storage is None or not self.outcomes):
+        if not is_fleet_job(run.tags) and (self.storage is None or not self.reports):
             return
         try:
             store_run_record(self._record(str(run.id), state))
@@ -87,9 +83,9 @@ class StorageSlots:
             logger.warning("the run record of %s was not stored: %s", self.job, type(error).__name__)
 
     def _record(self, run_id: str, state: State[Any]) -> RunRecord:
-        last = self.outcomes[-1] if self.outcomes else None
-        diagnosis = self.report.diagnosis if self.report is not None else None
-        advice = diagnosis.resolution if diagnosis else ending_of(last.name, last.kind).advice if last else ""
+        last = self.reports[-1] if self.reports else None
+        diagnosis = last.diagnosis if last is not None else None
+        advice = diagnosis.resolution if diagnosis else ending_of(last.outcome, last.stall.kind).advice if last else ""
         if last is not None:
             bytes_present: int | None = last.growth.bytes_present
         else:  # nothing was run: the summary has the figures of a cached build
@@ -101,12 +97,12 @@ class StorageSlots:
             started_s=self._started_s,
             ended_s=time.time(),
             slot_wait_s=self.waited_s,
-            bytes_written=sum(outcome.growth.bytes_written for outcome in self.outcomes),
-            longest_pause_s=max((outcome.longest_pause_s for outcome in self.outcomes), default=None),
-            first_write_s=self.outcomes[0].first_write_s if self.outcomes else None,
-            state=state.name or (last.name if last else "Unknown"),
+            bytes_written=sum(report.growth.bytes_written for report in self.reports),
+            longest_pause_s=max((report.growth.longest_pause_s for report in self.reports), default=None),
+            first_write_s=self.reports[0].growth.first_write_s if self.reports else None,
+            state=state.name or (last.outcome if last else "Unknown"),
             slots=self.weight,
-            attempts=len(self.outcomes),
+            attempts=len(self.reports),
             bytes_present=bytes_present,
             rate_bytes_per_s=_rate(last) if last is not None else None,
             cause=self._told(state) or None,
@@ -115,14 +111,15 @@ class StorageSlots:
 
     def _told(self, state: State[Any]) -> str:
         """The cause in short; of a run that completed, the stalls that were only reported."""
-        report = self.report
+        report = self.reports[-1] if self.reports else None
         if state.is_completed():
             return report.told if report is not None else ""
         ended_so = report is not None and ending_of(report.outcome, report.stall.kind).state == state.name
         return report.told if report is not None and ended_so else state.message or ""
 
 
-def _rate(outcome: Outcome) -> float | None:
-    if outcome.first_write_s is None or outcome.last_growth_s is None or outcome.last_growth_s <= outcome.first_write_s:
+def _rate(report: Report) -> float | None:
+    growth = report.growth
+    if growth.first_write_s is None or growth.last_growth_s is None or growth.last_growth_s <= growth.first_write_s:
         return None
-    return outcome.growth.bytes_written / (outcome.last_growth_s - outcome.first_write_s)
+    return growth.bytes_written / (growth.last_growth_s - growth.first_write_s)

@@ -6,21 +6,19 @@ The monitor makes no API call, so an API that is slow delays this thread alone.
 from __future__ import annotations
 
 import contextvars
-import queue
 import threading
 import time
-from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from prefect_cachewatch.common.text import for_markdown, slugify
 from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
-from prefect_cachewatch.report.report import Report
+from prefect_cachewatch.config import CacheJob
+from prefect_cachewatch.engine.front import ToldAttempt
+from prefect_cachewatch.report.report import read_report
 from prefect_cachewatch.tasks.prefect_api.artifact_requests import create_artifact, update_artifact
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger, tell_failure
 from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_generation_event, emit_run_event
-from prefect_cachewatch.tasks.prefect_api.output_log import OutputLog
-from prefect_cachewatch.watching.attempt import Watch
 
 # At most 5 requests a minute in all: one batch of logs per tick, and one request for the progress artifact; after half
 # an hour 2 a minute where the generator prints nothing.
@@ -33,14 +31,6 @@ EVENT_EVERY_S = 60.0
 _TICK_S = 1.0
 _FIRST_PROGRESS_S = 5.0
 _STALL_PATIENCE_S = 10.0
-
-
-@dataclass(frozen=True)
-class ExpectedSize:
-    """The expected size of the finished cache; `source` names where it comes from, empty for the job's own figure."""
-
-    size_bytes: int
-    source: str
 
 
 def times_as_long(elapsed_s: float) -> float:
@@ -57,36 +47,25 @@ class Reporter:
     """Reports the progress of an attempt to Prefect.
 
     Args:
-        watch: the attempt.
+        job: the job.
+        attempt: what is told of the attempt.
         logger: the run's logger.
         log_every_s: time between two log lines.
-        attempt: number of the attempt.
-        expected: the expected size, if it is known.
-        stalls: reports of stalls that stop nothing, as they come.
-        output: logs the generator's output.
         storage: the cache's storage, for its events.
     """
 
     def __init__(
         self,
-        watch: Watch,
+        job: CacheJob,
+        attempt: ToldAttempt,
         logger: AnyLogger,
         log_every_s: float = LOG_EVERY_S,
-        attempt: int = 1,
-        expected: ExpectedSize | None = None,
-        stalls: queue.SimpleQueue[Report] | None = None,
-        output: OutputLog | None = None,
         storage: dict[str, str] | None = None,
     ) -> None:
-        self._stalls = stalls if stalls is not None else queue.SimpleQueue[Report]()
-        self._attempt = attempt
-        self._expected_bytes = expected.size_bytes if expected else None
-        self._expected_from = expected.source if expected else ""
-        self._watch, self._logger = watch, logger
+        self._job, self._attempt, self._logger, self._storage = job, attempt, logger, storage
         self._log_every_s = log_every_s
         self._stop = threading.Event()
-        self._output, self._storage = output, storage
-        self._suspicions_seen = self._phases_seen = self._warnings_seen = 0
+        self._suspicions_seen = self._phases_seen = self._stalls_seen = 0
         self._sampled_s = -1.0
         self._artifact: UUID | None = None
         # A plain thread has no run logger and no run context: it gets those of the calling thread.
@@ -94,7 +73,7 @@ class Reporter:
         self._thread = threading.Thread(target=context.run, args=(self._run,), name="cachewatch-reporter", daemon=True)
 
     def start(self) -> None:
-        """Start reporting."""
+        """Start reporting, once the generator runs."""
         self._thread.start()
 
     def close(self, timeout_s: float = 0.5) -> None:
@@ -105,129 +84,119 @@ class Reporter:
         """
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join(timeout_s if self._stalls.empty() else _STALL_PATIENCE_S)
+            all_told = self._stalls_seen == len(self._attempt.stalls)
+            self._thread.join(timeout_s if all_told else _STALL_PATIENCE_S)
 
-    def _started_as(self) -> str:
-        job = self._watch.job
-        return job.container.image if job.container else job.command[0]
+    @property
+    def _expected_bytes(self) -> int | None:
+        return self._attempt.started.expected_bytes if self._attempt.started is not None else None
 
     def _run(self) -> None:
-        self._emit("started", {"command": self._started_as(), "expected_bytes": self._expected_bytes})
+        job = self._job
+        command = job.container.image if job.container else job.command[0]
+        self._emit("started", {"command": command, "expected_bytes": self._expected_bytes})
         self._sample()
         now_s = time.monotonic()
-        next_output_s = next_line_s = now_s + self._log_every_s
+        next_line_s = now_s + self._log_every_s
         next_progress_s, next_event_s = now_s + min(_FIRST_PROGRESS_S, self._log_every_s), now_s + EVENT_EVERY_S
         ended = False
         while not ended:
             ended = self._stop.wait(min(_TICK_S, self._log_every_s))
             now_s = time.monotonic()
+            elapsed_s = now_s - self._attempt.began_s
             try:
                 self._suspicions()
-                self._warnings()
                 self._phases()
                 self._tell_stalls()
                 if now_s >= next_event_s and not ended:
                     next_event_s = now_s + EVENT_EVERY_S
                     self._emit("progress", self._numbers())
                     self._sample()
-                if now_s >= next_output_s and not ended:
-                    next_output_s = now_s + self._log_every_s
-                    if self._output is not None:
-                        self._output.tell()
                 if now_s >= next_line_s and not ended:
-                    next_line_s = now_s + self._log_every_s * times_as_long(now_s - self._watch.started_s)
+                    next_line_s = now_s + self._log_every_s * times_as_long(elapsed_s)
                     self._log()
                 # Also at the end, if it was ever shown: the artifact then stands at the attempt's last figures.
                 if (now_s >= next_progress_s and not ended) or (ended and self._artifact is not None):
-                    next_progress_s = now_s + PROGRESS_EVERY_S * times_as_long(now_s - self._watch.started_s)
+                    next_progress_s = now_s + PROGRESS_EVERY_S * times_as_long(elapsed_s)
                     self._progress()
             except Exception as error:  # noqa: BLE001 - a failing API must not end the generation
                 self._logger.debug("progress was not reported: %s", type(error).__name__)
-        emit_run_event("paused", {"attempt": self._attempt})
+        emit_run_event("paused", {"attempt": self._attempt.number})
 
     def _sample(self) -> None:
         """Say that the run is measured; without a new measurement there is nothing to say."""
-        last = self._watch.state.samples[-1]
+        last = self._attempt.progress
         if last.at_s != self._sampled_s:
             self._sampled_s = last.at_s
-            emit_run_event("sampled", {"attempt": self._attempt, "bytes_present": last.bytes_present})
+            emit_run_event("sampled", {"attempt": self._attempt.number, "bytes_present": last.bytes_present})
 
     def _suspicions(self) -> None:
-        for suspicion in self._watch.state.rule.suspicions[self._suspicions_seen :]:
+        for suspicion in self._attempt.suspicions[self._suspicions_seen :]:
             self._suspicions_seen += 1
             self._logger.warning("suspected stall: %s", suspicion.message)
             self._emit("suspected", {**self._numbers(), "message": suspicion.message})
 
-    def _warnings(self) -> None:
-        for text in self._watch.state.warnings[self._warnings_seen :]:
-            self._warnings_seen += 1
-            self._logger.warning("%s", text)
-
     def _tell_stalls(self) -> None:
-        while not self._stalls.empty():
-            report = self._stalls.get()
+        for found in self._attempt.stalls[self._stalls_seen :]:
+            report = read_report(found)
             emit_generation_event("stall_reported", report.name, describe_end(report)[2], self._storage)
             tell_failure(report, self._logger, _STALL_PATIENCE_S)
+            self._stalls_seen += 1
 
     def _phases(self) -> None:
-        if self._watch.serving is None:
-            return
-        for change in self._watch.state.rule.phases.changes[self._phases_seen :]:
+        for change in self._attempt.phases[self._phases_seen :]:
             self._phases_seen += 1
             self._logger.info("%s: %s", "warm-up begins" if change.phase == "warm_up" else "writing", change.why)
             if change.phase == "warm_up":
                 self._emit("warming_up", {**self._numbers(), "message": change.why})
 
     def _emit(self, kind: str, payload: dict[str, Any]) -> None:
-        emit_generation_event(kind, self._watch.job.name, {"attempt": self._attempt, **payload}, self._storage)
+        emit_generation_event(kind, self._job.name, {"attempt": self._attempt.number, **payload}, self._storage)
 
     def _numbers(self) -> dict[str, Any]:
-        state = self._watch.state
+        last = self._attempt.progress
         return {
-            "bytes_present": state.growth.bytes_present,
-            "bytes_written": state.growth.bytes_written,
-            "files_present": state.growth.files_present,
-            "pause_s": round(state.rule.pause_s, 1),
-            "window_s": state.rule.window_s,
+            "bytes_present": last.bytes_present,
+            "bytes_written": last.bytes_written,
+            "files_present": last.files_present,
+            "pause_s": round(last.pause_s, 1),
+            "window_s": last.window_s,
             "expected_bytes": self._expected_bytes,
-            "phase": state.rule.phases.now,
+            "phase": last.phase,
         }
 
     def _log(self) -> None:
-        state = self._watch.state
-        rule, growth = state.rule, state.growth
-        warming_up = self._watch.serving is not None and rule.phases.now == "warm_up"
+        last = self._attempt.progress
         self._logger.info(
             "%s in %s files, %s %s of %s%s",
-            format_bytes(growth.bytes_present),
-            f"{growth.files_present:,}",
-            "warm-up" if warming_up else "pause",
-            format_duration(round(rule.pause_s)),
-            format_duration(rule.window_s),
-            f", waiting for {self._watch.serving.waiting_for}"
-            if self._watch.serving is not None and warming_up
-            else "",
+            format_bytes(last.bytes_present),
+            f"{last.files_present:,}",
+            "warm-up" if last.phase == "warm_up" else "pause",
+            format_duration(round(last.pause_s)),
+            format_duration(last.window_s),
+            f", waiting for {last.waiting_for}" if last.waiting_for else "",
         )
 
     def _progress(self) -> None:
         percent, text = self._share()
-        description = f"{for_markdown(self._watch.job.name)}: {text}"
+        description = f"{for_markdown(self._job.name)}: {text}"
         if self._artifact is None:
-            key = f"cachewatch-{slugify(self._watch.job.name)}-progress"
+            key = f"cachewatch-{slugify(self._job.name)}-progress"
             self._artifact = create_artifact("progress", key, percent, description)
         else:
             update_artifact(self._artifact, percent, description)
 
     def _share(self) -> tuple[float, str]:
         """Per cent and text; without an expected size the text has the bytes, and the bar stands at zero."""
-        state = self._watch.state
-        growth, files = state.growth, format_count(state.growth.files_present, "file")
-        if not self._expected_bytes:
-            return 0.0, f"{format_bytes(growth.bytes_present)} in {files} so far; the size to expect is not known"
-        percent = min(100.0, 100.0 * growth.bytes_present / self._expected_bytes)
-        text = f"{format_bytes(growth.bytes_present)} of {format_bytes(self._expected_bytes)}{self._expected_from} in {files}"
-        elapsed_s = time.monotonic() - self._watch.started_s
-        left = self._expected_bytes - growth.bytes_present
-        if left > 0 and growth.bytes_written > 0 and elapsed_s > 0 and not self._stop.is_set():
-            text += f"; about {format_duration(float(round(left / (growth.bytes_written / elapsed_s))))} left"
+        last, expected = self._attempt.progress, self._expected_bytes
+        files = format_count(last.files_present, "file")
+        if not expected or self._attempt.started is None:
+            return 0.0, f"{format_bytes(last.bytes_present)} in {files} so far; the size to expect is not known"
+        percent = min(100.0, 100.0 * last.bytes_present / expected)
+        origin = self._attempt.started.expected_from
+        text = f"{format_bytes(last.bytes_present)} of {format_bytes(expected)}{origin} in {files}"
+        elapsed_s = time.monotonic() - self._attempt.began_s
+        left = expected - last.bytes_present
+        if left > 0 and last.bytes_written > 0 and elapsed_s > 0 and not self._stop.is_set():
+            text += f"; about {format_duration(float(round(left / (last.bytes_written / elapsed_s))))} left"
         return percent, text

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from prefect_cachewatch.cli.places import prefect_home, try_to_write
 from prefect_cachewatch.common.aside import AHEAD_S, Files
 from prefect_cachewatch.common.bounded import Bounded
 from prefect_cachewatch.common.directories import FileRefused, open_own_directory, state_directory
@@ -23,6 +22,7 @@ from prefect_cachewatch.containers.janitor import clear_containers
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.evidence.proctree import read_memory
 from prefect_cachewatch.evidence.stacks import find_py_spy
+from prefect_cachewatch.run.places import prefect_home, try_to_write
 from prefect_cachewatch.supervise.janitor import clear_leftovers, describe_leftovers
 
 _ENGINE_S = 3.0

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from prefect_cachewatch.cli.doctor_checks import Check
-from prefect_cachewatch.cli.places import try_to_write
 from prefect_cachewatch.common.aside import AHEAD_S, Files
 from prefect_cachewatch.common.mounts import mount_of, read_mounts
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.measure.space import look_at_storage
+from prefect_cachewatch.run.places import try_to_write
 from prefect_cachewatch.store.files import find_lacking
 from prefect_cachewatch.watching.refusal import find_refusal
 from prefect_cachewatch.watching.site import CacheDirectories

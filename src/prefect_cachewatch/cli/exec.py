@@ -15,13 +15,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from prefect_cachewatch.cli.copied_output import CopiedOutput
 from prefect_cachewatch.cli.progress import Mode, ProgressLine
 from prefect_cachewatch.cli.saying import say, without_secrets
 from prefect_cachewatch.cli.signals import SignalRelay
 from prefect_cachewatch.common.console import standard_error
 from prefect_cachewatch.engine.client import EngineClient
 from prefect_cachewatch.engine.events import AttemptWanted, Bye, Gone, Refused, Reported, Step
-from prefect_cachewatch.engine.spec import to_plain
+from prefect_cachewatch.engine.spec import make_spec
 from prefect_cachewatch.errors import CommandError, GuardError
 from prefect_cachewatch.supervise.caller_signals import inherited_signals
 from prefect_cachewatch.supervise.proc import descendants, process_name, send_signal, take_in_orphans
@@ -30,7 +31,6 @@ from prefect_cachewatch.supervise.tending import GUARD_NAME
 if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob, Outputs, StallPolicy, StopPolicy
     from prefect_cachewatch.metrics.settings import Metrics
-    from prefect_cachewatch.supervise.output import OutputPump
 
 _TREE_ENDS_S = 30.0  # beyond its grace period
 
@@ -91,14 +91,14 @@ class _Front:
 
     def __init__(self, settings: ExecSettings, engines: list[EngineClient], progress: ProgressLine) -> None:
         self._settings, self._engines, self._progress = settings, engines, progress
-        self._pump: OutputPump | None = None
+        self._output: CopiedOutput | None = None
         self._report: Mapping[str, Any] | None = None
         self.relay: SignalRelay | None = None
 
     def cancel(self, number: int, at_once: bool) -> None:
         """Turn Ctrl-C and kill into an orderly stop; `at_once` ends the grace period."""
         for engine in self._engines:
-            engine.cancel(number, at_once)
+            engine.cancel(signal.Signals(number).name, number, at_once=at_once)
 
     def end_before_start(self, number: int) -> None:
         """End while no generator runs that would have to be stopped."""
@@ -139,19 +139,10 @@ class _Front:
         raise GuardError(self._mourn())
 
     def _start(self) -> EngineClient:
-        streams, passed = (1, 2), list[int]()
-        if self._progress.mode == "live":  # the view leaves the screen for each piece of output
-            from prefect_cachewatch.supervise.output import OutputPump  # noqa: PLC0415 - for a terminal alone
-
-            self._pump = OutputPump(pass_to=(1, 2), screen=self._progress)
-            streams = self._pump.open_pipes()
-            passed += streams
-        engine = EngineClient(_spec(self._settings, streams), self._settings.job.name, passed)
+        self._output = output = CopiedOutput(self._progress)
+        engine = EngineClient(_spec(self._settings, output.streams), self._settings.job.name, output.passed)
         self._engines.append(engine)
-        if self._pump is not None:
-            for fd in passed:
-                os.close(fd)
-            self._pump.start()
+        output.hand_over()
         return engine
 
     def _say_report(self, report: Mapping[str, Any], final: bool) -> None:
@@ -168,9 +159,9 @@ class _Front:
             self._progress.name_bundle(report["bundle"])
 
     def _end_output(self) -> None:
-        if self._pump is not None:
-            self._pump.finish()
-            self._pump = None
+        if self._output is not None:
+            self._output.finish()
+            self._output = None
 
     def _mourn(self) -> str:
         """Wait until nothing of a run is left whose engine has died: a guard, our child by now, stops the tree.
@@ -201,22 +192,19 @@ def _reap() -> bool:
 
 
 def _spec(settings: ExecSettings, streams: tuple[int, int]) -> dict[str, Any]:
-    job = settings.job
-    spec: dict[str, Any] = to_plain(
-        {
-            "job": job,
-            "stall": settings.stall,
-            "stop": settings.stop,
-            "outputs": settings.outputs,
-            "metrics": settings.metrics.to if settings.metrics is not None else None,
-            "verbose": settings.verbose,
-            "streams": streams,
-            # A server that is left running must not keep our terminal open.
-            "has_stdin": _is_open(0) and job.ready.kind == "exit",
-        }
+    return make_spec(
+        job=settings.job,
+        stall=settings.stall,
+        stop=settings.stop,
+        outputs=settings.outputs,
+        metrics=settings.metrics.to if settings.metrics is not None else None,
+        needs_metrics=True,
+        verbose=settings.verbose,
+        streams=streams,
+        # A server that is left running must not keep our terminal open.
+        has_stdin=_is_open(0) and settings.job.ready.kind == "exit",
+        signals=inherited_signals(),
     )
-    spec["dict"]["signals"] = {"model": inherited_signals()}
-    return {"model": spec["dict"]}
 
 
 def _step(line: str) -> None:

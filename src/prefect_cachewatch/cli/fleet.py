@@ -23,7 +23,6 @@ from prefect_cachewatch.cli.fleet_view import TerminalView, render_summary
 from prefect_cachewatch.cli.live import wants_colour
 from prefect_cachewatch.cli.options.fields import Fields
 from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, option, verbose_option
-from prefect_cachewatch.cli.places import require_places
 from prefect_cachewatch.cli.saying import say
 from prefect_cachewatch.common.aside import Aside, look_ahead
 from prefect_cachewatch.common.text import for_terminal
@@ -33,6 +32,7 @@ from prefect_cachewatch.fleet.host import check_host
 from prefect_cachewatch.fleet.jobs import FleetPlan, FleetPolicy
 from prefect_cachewatch.fleet.jobsfile import read_jobs_file
 from prefect_cachewatch.run.exposure import check_exposure
+from prefect_cachewatch.run.places import require_places
 
 NOT_ALL = 1
 

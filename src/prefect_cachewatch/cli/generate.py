@@ -14,6 +14,7 @@ import click
 
 from prefect_cachewatch.cli.api_address import api_url
 from prefect_cachewatch.cli.api_patience import NOT_TOLD, ApiWatchdog, logging_filtered, prepare_api
+from prefect_cachewatch.cli.copied_output import CopiedOutput
 from prefect_cachewatch.cli.options.fields import DURATION, Fields, build_model, split_command
 from prefect_cachewatch.cli.options.guard import (
     COMMAND,
@@ -29,13 +30,10 @@ from prefect_cachewatch.cli.options.profile_choice import profile_from
 from prefect_cachewatch.cli.options.publish import PUBLISH_SECTION, policy_from
 from prefect_cachewatch.cli.options.ready import with_ready
 from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, option, verbose_option
-from prefect_cachewatch.cli.places import require_places
 from prefect_cachewatch.cli.progress import Mode, ProgressLine, print_report
 from prefect_cachewatch.cli.saying import say
 from prefect_cachewatch.cli.signals import relayed_to_flow
-from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.config import (
-    CACHE_DIR_PLACEHOLDER,
     CacheJob,
     Outputs,
     RetryPolicy,
@@ -43,15 +41,15 @@ from prefect_cachewatch.config import (
     StopPolicy,
     Storage,
 )
+from prefect_cachewatch.engine.client import EngineClient
+from prefect_cachewatch.engine.events import Bye, Refused
+from prefect_cachewatch.engine.spec import make_spec
 from prefect_cachewatch.engine.view import View
-from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.metrics.outlets import check_destination
+from prefect_cachewatch.errors import CommandError, GuardError, InputError
 from prefect_cachewatch.metrics.settings import Metrics
-from prefect_cachewatch.run.delivery import PublishSession
 from prefect_cachewatch.run.exposure import check_exposure, require_utf8
-from prefect_cachewatch.run.outputs import check_outputs_ahead
-from prefect_cachewatch.run.placement import place_job
 from prefect_cachewatch.store.policy import PublishPolicy
+from prefect_cachewatch.supervise.caller_signals import inherited_signals
 from prefect_cachewatch.watching.outcomes import OWN_FAILURE
 
 _NAME = option("--name", help="Name of the job; default the cache directory's.")
@@ -96,17 +94,6 @@ def command(
 
     With --store it is verified, published and activated: exit 1 if refused.
     """
-    with contextlib.closing(Aside.fork()) as files:  # before any thread is started
-        return _generate(name, api_patience, files, options)
-
-
-def _generate(
-    name: str | None,
-    api_patience: float,
-    files: Files,
-    options: dict[str, Any],
-) -> int:
-    require_places(files)
     publish, profile = policy_from(options), profile_from(options)
     if publish is not None and profile is not None:
         publish = publish.with_key(profile.key)
@@ -121,29 +108,40 @@ def _generate(
     require_utf8({"job": job, "publish": publish, "outputs": outputs})
     if (warning := check_exposure({"job": job, "publish": publish})) is not None:
         say(warning)
-    place = place_job(job, dict(os.environ) | job.env, files)
-    check_outputs_ahead(files, job, outputs, published=publish.ignore if publish is not None else None)
-    if metrics is not None:
-        check_destination(metrics, job.cache_dirs, files)
     if options["storage"] == "":
         raise InputError("--storage is empty: name the storage, as its concurrency limit is named")
     storage = build_model(Storage, name=options["storage"]) if options["storage"] else None
-    if publish is not None:
-        session = PublishSession(job, publish, files=files)
-        # Room is asked for if it has to be generated; of a container's image the key is not known yet.
-        if job.container is not None or session.find_cached() is not None:
-            session.store.require_fit()
-        else:
-            session.require_space(clean=retry.on_retry == "clean")
-    # Checked here too, so that bad input is refused without a server; the flow checks again and keeps the lock.
-    named = [path for path in place.job.cache_dirs if CACHE_DIR_PLACEHOLDER not in str(path)]
-    place.relocated(place.job.model_copy(update={"cache_dirs": named})).open_site(files=files).close()
+    _check(job, stall, stop, retry, publish, outputs, metrics)
     return run_flow(
         job, stall, stop, retry, publish, outputs, storage, metrics,
         quiet=options["quiet"], progress=options["shown"], api_patience_s=api_patience,
         as_json=options["as_json"],
         verbose=options["verbose"],
     )  # fmt: skip
+
+
+def _check(
+    job: CacheJob,
+    stall: StallPolicy,
+    stop: StopPolicy,
+    retry: RetryPolicy,
+    publish: PublishPolicy | None,
+    outputs: Outputs,
+    metrics: Metrics | None,
+) -> None:
+    """Refuse bad input without a server; the flow's engine checks again, and keeps the locks. Raises CommandError."""
+    spec = make_spec(
+        checks_only=True, job=job, stall=stall, stop=stop, retry=retry, publish=publish, outputs=outputs,
+        metrics=metrics.to if metrics is not None else None, signals=inherited_signals(),
+    )  # fmt: skip
+    with contextlib.closing(EngineClient(spec, job.name)) as engine:
+        for event, _ in engine.events():
+            match event:
+                case Refused(message=message, status=status):
+                    raise CommandError(message, exit_code=status)
+                case Bye():
+                    return
+    raise GuardError("the process that checks the job has died")
 
 
 def _retry_from(options: dict[str, Any]) -> RetryPolicy:
@@ -195,7 +193,7 @@ def run_flow(
     if quiet or verbose:
         os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL" if quiet else "DEBUG")
     prepare_api(api_patience_s)
-    from prefect_cachewatch.flows.attempts import live_view, show_output  # noqa: PLC0415 - a second of imports
+    from prefect_cachewatch.flows.attempts import live_view, output_streams  # noqa: PLC0415 - a second of imports
     from prefect_cachewatch.flows.generation import generate_cache  # noqa: PLC0415
     from prefect_cachewatch.flows.telling import Telling, whom_to_tell  # noqa: PLC0415
 
@@ -206,7 +204,8 @@ def run_flow(
         return True
 
     with relayed_to_flow() as received, logging_filtered(clear):
-        token = show_output.set(True)
+        output = CopiedOutput(view)
+        token = output_streams.set(output.streams)
         shows = progress is not None or view.mode == "live"
         view_token = live_view.set(view if shows else View())
         told = Telling()
@@ -243,8 +242,9 @@ def run_flow(
         finally:
             watchdog.close()
             whom_to_tell.reset(telling_token)
-            show_output.reset(token)
+            output_streams.reset(token)
             live_view.reset(view_token)
+            output.finish()
             view.close()
     sys.stdout.flush()
     if not state.is_completed() or not quiet or (told.report is not None and told.report.would_be_stops):

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any, Protocol
 
-from prefect_cachewatch.supervise.helper_client import STARTS, running_clients
+from prefect_cachewatch.engine.client import running_engines
+from prefect_cachewatch.supervise.helper_client import STARTS
 
 _QUEUED = frozenset(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))  # each one counts; several others may arrive as one
 _FORWARDED = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGURG, signal.SIGCONT}) | _QUEUED
@@ -221,14 +222,14 @@ def relayed_to_flow() -> Iterator[list[int]]:
         if len(relay.received) == 1:  # a second one would interrupt the writes of the first one's cancellation
             os.kill(os.getpid(), signal.SIGTERM)
         elif at_once:
-            for client in running_clients():
-                client.stop(0.0)
+            for engine in running_engines():
+                engine.cancel(signal.Signals(number).name, at_once=True)
 
     def end(number: int, frame: FrameType | None) -> None:
         # Prefect sends itself SIGTERM again when it has cancelled the run.
         raise SystemExit(128 + (relay.received or [number])[0])
 
-    relay = SignalRelay(running_clients, cancel, ending=ENDING - {signal.SIGTERM})
+    relay = SignalRelay(running_engines, cancel, ending=ENDING - {signal.SIGTERM})
     relay.begin()
     before = signal.getsignal(signal.SIGTERM)
     if before != signal.SIG_IGN:

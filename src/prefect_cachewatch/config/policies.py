@@ -18,7 +18,6 @@ from prefect_cachewatch.config.quantities import (
 
 _LEARNED, _MOST = "learned", "learned:"
 # Of a retry: the longest pause, unless the first one is longer, and the share by which a pause varies.
-_LONGEST_PAUSE_S, _JITTER = 600.0, 0.2
 
 
 def _parse_window(text: str) -> Any:
@@ -164,21 +163,3 @@ class RetryPolicy(InputModel):
         description="Command that runs before each further attempt, at most 5 minutes, such as tt-smi -r to reset a device; "
         "if it fails, there is no further attempt.",
     )
-
-    def backoff_before(self, attempt: int, random: float) -> float:
-        """Return how long to wait before an attempt: doubled for each one, capped, a fifth longer or shorter by chance.
-
-        Args:
-            attempt: the next attempt, 2 or more.
-            random: uniform in [0, 1).
-
-        Returns:
-            Seconds.
-
-        Example:
-            >>> RetryPolicy(backoff_s=30).backoff_before(4, 0.5)
-            120.0
-        """
-        longest_s = max(_LONGEST_PAUSE_S, self.backoff_s)
-        raw = min(longest_s, self.backoff_s * 2.0 ** min(attempt - 2, 200))  # a float holds no 2^10000
-        return float(raw * (1 + _JITTER * (2 * random - 1)))

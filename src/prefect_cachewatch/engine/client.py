@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,14 @@ from prefect_cachewatch.supervise.tending import Tended
 _READ_BYTES = 1 << 16
 _TEND_EVERY_S = 1.0
 _HELD_S = 10.0  # how long a tracer may hold it despite SIGCONT
+
+
+_made: weakref.WeakSet[EngineClient] = weakref.WeakSet()
+
+
+def running_engines() -> list[EngineClient]:
+    """List the engines that this process has started and not hung up on."""
+    return [engine for engine in list(_made) if not engine.is_closed]
 
 
 class EngineClient:
@@ -42,6 +51,7 @@ class EngineClient:
         """The signal that ends the run, if any: the command gets it before SIGTERM."""
         self._suspended = threading.Event()
         self._lock = threading.Lock()
+        self.is_closed = False
         self.has_gone = False
         """Whether an attempt may have begun."""
         ours, theirs = socket.socketpair()
@@ -60,6 +70,7 @@ class EngineClient:
             )
         self._socket = ours
         self._send(spec)
+        _made.add(self)
 
     @property
     def pid(self) -> int:
@@ -96,14 +107,16 @@ class EngineClient:
         self.has_gone = True
         self._send({"do": "go"})
 
-    def cancel(self, number: int, at_once: bool) -> None:
-        """Have the tree stopped because of a signal.
+    def cancel(self, why: str, number: int | None = None, *, at_once: bool = False) -> None:
+        """Have the run ended, and the tree stopped if there is one.
 
         Args:
-            number: the signal.
+            why: for the message.
+            number: the signal that it is because of, if it is.
             at_once: whether it ends the grace period.
         """
-        self._send({"do": "cancel", "signal": number, "at_once": at_once, "first": self.first_signal})
+        command = {"do": "cancel", "why": why, "signal": number, "at_once": at_once, "first": self.first_signal}
+        self._send(command)
 
     def signal(self, numbers: Sequence[int]) -> bool:
         """Pass signals on to the command, in order; returns whether the engine has taken them."""
@@ -129,6 +142,7 @@ class EngineClient:
 
     def close(self) -> None:
         """Hang up; an engine that still runs stops its tree, and writes its report."""
+        self.is_closed = True
         self._socket.close()
 
     def _send(self, command: Mapping[str, Any]) -> bool:

@@ -32,6 +32,10 @@ class Ready(Event):
     name: str
     paths: tuple[str, ...] = ()
     expected_bytes: int | None = None
+    run_dir: str | None = None
+    """Where reports and logs of its attempts lie; null for `exec`, which has none."""
+    current: str | None = None
+    """What consumers of a published cache open; null without a store."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class Refused(Event):
     message: str
     status: int = 125
     """The exit status of a command after it."""
+    is_fault: bool = False
+    """Whether it is cachewatch that has failed, and not what it was asked for."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,11 @@ class Started(Event):
     bytes_present: int = 0
     files_present: int = 0
     windows: Mapping[str, float | None] = field(default_factory=dict)
+    expected_bytes: int | None = None
+    expected_from: str = ""
+    """Where the expected size comes from, as the rest of a sentence; empty for the job's own figure."""
+    token: str = ""
+    """What the environment of each process of the attempt holds as CACHEWATCH_ID."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +154,8 @@ class Verdict(Event):
     pause_s: float
     window_s: float
     stops: bool = True
+    unready: str = ""
+    """What a server that was never ready last answered, as the rest of a sentence."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +178,21 @@ class Gone(Event):
     ready: bool = False
     """Whether it was a server that had become ready."""
     survivors: tuple[int, ...] = ()
+    gone_after_s: float = 0.0
+    """From the decision to stop it until the last process was gone."""
+    terminated: int = 0
+    """How many processes ended after SIGTERM."""
+    killed: int = 0
+    left_running: str | None = None
+    """Who runs on, if it was a server that is left running."""
+
+
+@dataclass(frozen=True)
+class Output(Event):
+    """Lines of the generator's output, for a log; only who asks for them is told."""
+
+    event = "output"
+    lines: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -175,6 +203,8 @@ class Reported(Event):
     report: Mapping[str, Any]
     final: bool = True
     """False for a stall that stopped nothing: the attempt goes on."""
+    past_pauses_s: tuple[float, ...] = ()
+    """Of an attempt that completed: the longest pauses of the runs before it that completed, the newest first."""
 
 
 @dataclass(frozen=True)
@@ -187,11 +217,35 @@ class Retry(Event):
 
 
 @dataclass(frozen=True)
+class Checked(Event):
+    """The generated build was checked; docs/report.md has the fields of `publication`, and of each of its `findings`."""
+
+    event = "checked"
+    is_good: bool
+    message: str
+    publication: Mapping[str, Any] | None = None
+    """Null for a good one, of which more is told; and for one that has gone."""
+
+
+@dataclass(frozen=True)
 class Published(Event):
-    """The build is what consumers open now; docs/report.md has the fields of `publication`."""
+    """The build is whole, in the store; docs/report.md has the fields of `publication`."""
 
     event = "published"
     publication: Mapping[str, Any]
+    message: str = ""
+    is_switched: bool = True
+    """Whether consumers open it from now on, and did not before."""
+
+
+@dataclass(frozen=True)
+class Unpublished(Event):
+    """A build that was good could not be published."""
+
+    event = "unpublished"
+    message: str
+    publication: Mapping[str, Any] | None = None
+    """Null unless it was refused."""
 
 
 @dataclass(frozen=True)
@@ -220,12 +274,19 @@ class Bye(Event):
     outcome: str
     status: int = 0
     """The exit status of a command after it."""
+    message: str = ""
+    """How it ended, in a sentence or two."""
+    headline: str = ""
+    """The part of the message that says it in short, where no report does."""
+    lasting: str = ""
+    """Why a later run would end in the same way; empty if it may end otherwise."""
 
 
 EVENTS: dict[str, type[Event]] = {
     kind.event: kind
     for kind in (
-        Ready, Refused, AttemptWanted, Started, Progress, Phase, Suspected, Cleared, Verdict, Stopping, Gone, Reported, Retry, Published, Note, Step, Bye,
+        Ready, Refused, AttemptWanted, Started, Progress, Phase, Suspected, Cleared, Verdict, Stopping, Gone, Output, Reported, Retry, Checked, Published,
+        Unpublished, Note, Step, Bye,
     )
 }  # fmt: skip
 

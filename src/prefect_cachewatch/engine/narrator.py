@@ -40,6 +40,8 @@ class Narrator:
     """
 
     def __init__(self, number: int, tell: Callable[[Event], None], secrets: tuple[str, ...]) -> None:
+        self.expected: tuple[int | None, str] = None, ""
+        """The size of the finished cache, if it is known, and where that comes from."""
         self._number, self._tell_on, self._secrets = number, tell, secrets
         self._points: deque[tuple[float, int]] = deque()
         self._suspected = self._warned = self._phases = 0
@@ -66,7 +68,9 @@ class Narrator:
     def decided(self, watch: Watch, verdict: stall.Verdict, *, stops: bool) -> None:
         """Tell of a verdict that is final."""
         at_s = (watch.state.began_s if watch.decided_s is None else watch.decided_s) - watch.started_s
-        self.tell(Verdict(at_s, verdict.status, verdict.kind, verdict.pause_s, verdict.window_s, stops))
+        never_ready = watch.serving is not None and verdict.kind == "never_ready"
+        unready = watch.serving.unready if watch.serving is not None and never_ready else ""
+        self.tell(Verdict(at_s, verdict.status, verdict.kind, verdict.pause_s, verdict.window_s, stops, unready))
 
     def stopping(self, why: str) -> None:
         """Tell, once, that the tree is told to end."""
@@ -83,7 +87,14 @@ class Narrator:
         ready = watch.serving is not None and watch.serving.ends_well(end)
         survivors = tuple(int(one["pid"]) for one in end.survivors if one["pid"])
         at_s = watch.elapsed_s()
-        self.tell(Gone(at_s, end.why, end.exit_code, end.signal, ready, survivors))
+        server = watch.serving.handed_over if watch.serving is not None else None
+        self.tell(
+            Gone(
+                at_s, end.why, end.exit_code, end.signal, ready, survivors,
+                gone_after_s=end.gone_after_s, terminated=len(end.terminated), killed=len(end.killed),
+                left_running=server.record.who if server is not None else None,
+            )
+        )  # fmt: skip
 
     def start(self, watch: Watch) -> None:
         """Tell, once, that the generator runs."""
@@ -97,7 +108,9 @@ class Narrator:
             "max_duration_s": policy.max_duration_s,
         }
         pid = watch.supervisor.pid if watch.supervisor is not None else None
-        self.tell(Started(self._number, pid, first.bytes_present, first.files_present, windows))
+        self.tell(
+            Started(self._number, pid, first.bytes_present, first.files_present, windows, *self.expected, watch.run_id)
+        )
 
     def _suspicions(self, watch: Watch) -> Iterator[Event]:
         suspicions = watch.state.rule.suspicions

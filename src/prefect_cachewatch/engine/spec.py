@@ -18,6 +18,50 @@ class Plain(SimpleNamespace):
         return Plain(**(vars(self) | update))
 
 
+def make_spec(**given: Any) -> dict[str, Any]:
+    """Make the spec of a run: its job and its policies stall, stop, outputs, and what `ASKED` names.
+
+    Args:
+        given: by name; the rest is as in `ASKED`.
+
+    Returns:
+        What JSON can hold.
+
+    Raises:
+        TypeError: a name that no engine knows.
+
+    Example:
+        >>> sorted(from_plain(make_spec(job=1, stall=2, stop=3, outputs=4, run_id="5")).__dict__)[:3]
+        ['checks_only', 'front', 'has_stdin']
+    """
+    if unknown := given.keys() - ASKED.keys() - {"job", "stall", "stop", "outputs", "signals"}:
+        raise TypeError(f"no engine knows {', '.join(sorted(unknown))}")
+    signals = given.pop("signals", {})
+    spec: dict[str, Any] = to_plain({**ASKED, **given})["dict"]
+    return {"model": spec | {"signals": {"model": signals}}}
+
+
+#: What a front may ask of an engine besides job and policies, and what holds if it does not.
+ASKED: dict[str, Any] = {
+    "front": "command",  # what it is called where it was killed
+    "checks_only": False,  # whether nothing is run: bad input is refused
+    "retry": None,  # its policy; None for one attempt
+    "publish": None,  # its policy; None without a store
+    "secrets": {},  # further variables of the generator, whose values are never told
+    "metrics": None,  # where they go
+    "needs_metrics": False,  # whether a port that is taken refuses the run
+    "run_id": None,  # of the directory that keeps reports and logs; None for no directory
+    "storage": None,  # name of the storage whose slots the front takes
+    "origin": {},  # worker and link of the flow run, for reports
+    "streams": None,  # descriptors that the generator's output is copied to
+    "has_stdin": False,  # whether the generator reads the front's standard input
+    "output_every_s": None,  # how often the output's lines are told; None for never, not even the last ones
+    "streams_output": False,  # whether they are told while the generator runs, too
+    "status": None,  # file that gets the last measurement
+    "verbose": False,  # whether each step of the guard is told
+}
+
+
 def to_plain(value: Any) -> Any:
     """Turn models, paths and containers of them into what JSON can hold.
 

@@ -8,7 +8,6 @@ nor Prefect.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import queue
@@ -17,13 +16,13 @@ import socket
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from prefect_cachewatch.common.aside import Files
-from prefect_cachewatch.common.secrets import hide, redact_all, secret_values
-from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.secrets import hide, secret_values, worth_hiding
 from prefect_cachewatch.common.within import Threads
 from prefect_cachewatch.engine.events import (
     AttemptWanted,
@@ -31,36 +30,31 @@ from prefect_cachewatch.engine.events import (
     Event,
     Note,
     Progress,
-    Ready,
     Refused,
-    Retry,
     Step,
     Stream,
+    Tell,
     to_line,
 )
 from prefect_cachewatch.engine.recorder import Recorder
 from prefect_cachewatch.engine.spec import Plain, from_plain
-from prefect_cachewatch.errors import CachewatchError
-from prefect_cachewatch.run.learning import RunHistory, run_remembered
-from prefect_cachewatch.run.outputs import check_outputs_ahead
-from prefect_cachewatch.run.placement import Runtime, place_job
-from prefect_cachewatch.run.runner import Runner
-from prefect_cachewatch.supervise.helper_client import STARTS, HelperClient
+from prefect_cachewatch.engine.status import StatusFile
+from prefect_cachewatch.errors import CachewatchError, InputError
+from prefect_cachewatch.run.generation import Generation
+from prefect_cachewatch.supervise.helper_client import STARTS, running_clients
 from prefect_cachewatch.supervise.proc import take_in_orphans
 from prefect_cachewatch.supervise.supervisor import Alone, Launch
+from prefect_cachewatch.watching.outcomes import exit_status
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from prefect_cachewatch.metrics.run import RunMetrics
-    from prefect_cachewatch.report.report import Report
-    from prefect_cachewatch.watching.attempt import Outcome, Watch
-    from prefect_cachewatch.watching.site import CacheDirectories
+    from prefect_cachewatch.watching.attempt import Watch
 
 _WAITING_MOST = 500  # samples beyond that are dropped, since nobody reads them
 _SUSPEND_WITHIN_S, _STARTED_WITHIN_S = 1.0, 10.0
 _TOLD_WITHIN_S, _AGAIN_S = 10.0, 0.02
 _SILENT_S = 60.0
+_WAKES = signal.SIGUSR2  # nobody else's does anything: see `_interrupt`
+_NOTHING_RAN = "Cancelled while no generator was running."
 
 
 def main(control: int) -> NoReturn:
@@ -80,7 +74,12 @@ def main(control: int) -> NoReturn:
     threading.Thread(target=engine.listen, args=(lines,), name="cachewatch-front", daemon=True).start()
     engine.run()
     null = os.open(os.devnull, os.O_RDWR)
-    for fd in {0, 1, 2, *spec.streams}:  # a reader of them must see their end, also if this process is left behind
+    for fd in {
+        0,
+        1,
+        2,
+        *(spec.streams or ()),
+    }:  # a reader of them must see their end, also if this process is left behind
         os.dup2(null, fd)
     os._exit(0)
 
@@ -112,43 +111,70 @@ class _Clock:
             self._since_s = None
 
 
+class _Cancelled(BaseException):
+    """The run is to end, and no attempt is under way that could be stopped."""
+
+    def __init__(self, headline: str, message: str) -> None:
+        super().__init__(message)
+        self.headline, self.message = headline, message
+
+
 class Engine:
-    """One run.
+    """What a run has to do with its front: events, the gate of each attempt, cancellation, suspension.
 
     Args:
         front: the connection to the front.
         spec: the checked inputs.
-        files: the helper process that accesses what may hang.
+        files: accesses what may hang.
     """
 
     def __init__(self, front: socket.socket, spec: Plain, files: Files) -> None:
+        self.clock = _Clock()
+        """Monotonic seconds in which the tree was not suspended."""
+        self.received: list[int] = []
+        """The signals that have ended the run, live."""
         self._spec, self._files = spec, files
         self._front = _Outlet(front)
-        self._stream = Stream([self._front.take])
+        status = [StatusFile(spec.status).take] if spec.status is not None else []
+        self._readers: list[Tell] = [self._front.take, *status]
+        self._stream = Stream(self._readers)
         self._recorder: Recorder | None = None
-        self._clock = _Clock()
         self._suspension = contextlib.ExitStack()
         self._signals: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
         threading.Thread(target=self._pass_on, name="cachewatch-signals", daemon=True).start()
         self._may_go = threading.Semaphore(0)
         self._has_front = True
-        self._received: list[int] = []
         self._watch: Watch | None = None
+        self._cancelled_by: str | None = None
+        self._at_once = False
+        self._in_short = "", _NOTHING_RAN
+        self._is_settled = False
+        self.env: dict[str, str] = dict(os.environ) | spec.job.env | spec.secrets
+        """The generator's environment, before the container or the store has its say."""
+        self.secrets = tuple({*worth_hiding(spec.secrets.values()), *secret_values(self.env)})
+        """Values that nothing that is told may hold."""
 
     def run(self) -> None:
-        """Make the attempts, and tell how it ended."""
-        secrets = secret_values(self._env())
+        """Make the run, and tell how it ended."""
+        # A run that waits, checks or publishes ends where it is: a signal of our own raises that in this thread.
+        signal.signal(_WAKES, self._interrupt)
         try:
-            self._stream.tell(self._run())
+            self._finish(Generation(self, self._spec, self._files).run())
         except _FrontGone:
             return
+        except _Cancelled as cancelled:
+            self._finish(self._bye(cancelled))
         except CachewatchError as error:
-            self._stream.tell(Refused(hide(error.message, secrets), error.exit_code))
+            self.settle()
+            is_fault = not isinstance(error, InputError)
+            self.tell(Refused(hide(error.message, self.secrets), error.exit_code, is_fault))
         except Exception as error:  # noqa: BLE001 - the front says it, and ends with our own failure
+            self.settle()
             traceback.print_exc()
-            told = hide(f"{type(error).__name__}: {error}", secrets)
-            self._stream.tell(Refused(f"internal error, please report it with the lines above: {told}"))
+            told = hide(f"{type(error).__name__}: {error}", self.secrets)
+            self.tell(Refused(f"internal error, please report it with the lines above: {told}", is_fault=True))
         finally:
+            self.settle()
             self._front.close()
 
     def listen(self, lines: Any) -> None:
@@ -159,14 +185,97 @@ class Engine:
         self._has_front = False
         self._go_on()
         self._may_go.release()
-        if self._watch is not None:
-            self._watch.cancel("the command was killed")
+        self._end(f"the {self._spec.front} was killed", at_once=False)
+
+    def tell(self, event: Event) -> None:
+        """Tell an event."""
+        self._stream.tell(event)
+
+    def note(self, text: str, *, fault: bool = False) -> None:
+        """Tell what a person should know at once."""
+        self.tell(Note(hide(text, self.secrets), fault))
+
+    def wait_for_go(self, number: int, most: int | None) -> None:
+        """Say that an attempt is due, and wait until the front lets it begin."""
+        self.tell(AttemptWanted(number, most))
+        self.look_up()
+        self._may_go.acquire()
+        if not self._has_front:
+            raise _FrontGone
+
+    @contextlib.contextmanager
+    def attempt(self, watch: Watch) -> Iterator[None]:
+        """Have an attempt stopped if the run is to end within; an attempt is concluded and reported whatever happens."""
+        self._watch = watch
+        if self._cancelled_by is not None:
+            watch.cancel(self._cancelled_by, 0.0 if self._at_once else None)
+        try:
+            yield
+        finally:
+            self._watch = None
+
+    @contextlib.contextmanager
+    def pausing(self, headline: str, message: str) -> Iterator[None]:
+        """Say what is told of a run that is cancelled within."""
+        self._in_short = headline, message
+        self.look_up()
+        try:
+            yield
+        finally:
+            self._in_short = "", _NOTHING_RAN
+
+    def adapt(self, launch: Launch) -> Launch:
+        """Change how a generator is started: with the front's signals, and a guard that knows of us alone."""
+        spec = self._spec
+        silent_s = max(_SILENT_S, spec.stall.unresponsive_after_s or 0.0)
+        alone = Alone(self._front.fileno(), silent_s, stops=spec.job.on_stall == "stop")
+        tell = (lambda text: self.tell(Step(text))) if spec.verbose else None
+        return replace(launch, tell=tell, signals=vars(spec.signals), alone=alone)
+
+    def record(self, path: Path, stack: contextlib.ExitStack) -> None:
+        """Record the events from now on, to the end of the stack."""
+        recorder = self._recorder = Recorder(path, self._files)
+        self._stream = Stream([*self._readers, recorder.take])
+
+        def finish(kind: Any, error: BaseException | None, trace: Any) -> None:
+            if isinstance(error, _Cancelled):
+                self.keep(self._bye(error))
+            self._stream, self._recorder = Stream(self._readers), None
+            if (problem := recorder.finish()) is not None:
+                self.note(problem, fault=True)
+
+        stack.push(finish)
+
+    def keep(self, bye: Bye) -> None:
+        """Record the last event before the front is told, which may yet be told of a fault of the recording."""
+        if self._recorder is not None:
+            self._recorder.take(bye, time.time())
+
+    def settle(self) -> None:
+        """From now on the end of the run is known, and no cancellation changes it."""
+        self._is_settled = True
+
+    def look_up(self) -> None:
+        """End the run here if it is to end, and no attempt is under way."""
+        if self._cancelled_by is not None and self._watch is None and not self._is_settled:
+            raise _Cancelled(*self._in_short)
+
+    def _bye(self, cancelled: _Cancelled) -> Bye:
+        status = exit_status("cancelled", received=self.received[0] if self.received else None)
+        return Bye("cancelled", status, cancelled.message, cancelled.headline)
+
+    def _finish(self, bye: Bye) -> None:
+        self.settle()
+        self.tell(replace(bye, message=hide(bye.message, self.secrets), headline=hide(bye.headline, self.secrets)))
+
+    def _interrupt(self, number: int, frame: object) -> None:
+        self.look_up()
 
     def _go_on(self) -> None:
         """Continue what was suspended, if it was."""
-        for client in self._clients():
+        for client in running_clients():
             client.resume()
-        self._clock.go_on()
+        self.clock.go_on()
         self._suspension.close()
 
     def _obey(self, command: dict[str, Any]) -> None:
@@ -176,141 +285,35 @@ class Engine:
             case "signal":
                 self._signals.put(command["numbers"])
             case "suspend":
-                self._clock.stop()
+                self.clock.stop()
                 # A command that is just being started is suspended too, and one that is not waits.
                 self._suspension.enter_context(STARTS.held(_STARTED_WITHIN_S))
-                for client in self._clients():
+                for client in running_clients():
                     client.suspend(_SUSPEND_WITHIN_S)
                 self._front.put(b"suspended\n")
             case "resume":
                 self._go_on()
             case "cancel":
-                self._cancel(**{name: value for name, value in command.items() if name != "do"})
+                for client in running_clients():
+                    client.first_signal = client.first_signal or command["first"]
+                if (number := command["signal"]) is not None:
+                    self.received.append(number)
+                self._end(command["why"], at_once=command["at_once"])
+
+    def _end(self, why: str, *, at_once: bool) -> None:
+        """Have the run end, at its front's wish or for want of one."""
+        self._cancelled_by, self._at_once = self._cancelled_by or why, at_once
+        if (watch := self._watch) is not None:
+            watch.cancel(why, 0.0 if at_once else None)
+        else:
+            signal.pthread_kill(threading.main_thread().ident or 0, _WAKES)
 
     def _pass_on(self) -> None:
         """Pass signals on in their order; those that the command cannot take yet wait until it has started."""
         while True:
             numbers = self._signals.get()
-            while not any(client.signal(numbers) for client in self._clients()):
+            while not any(client.signal(numbers) for client in running_clients()):
                 time.sleep(_AGAIN_S)
-
-    def _cancel(self, signal: int, at_once: bool, first: int) -> None:
-        self._received.append(signal)
-        for client in self._clients():
-            client.first_signal = client.first_signal or first
-        if self._watch is not None:
-            self._watch.cancel(_name_of(signal), 0.0 if at_once else None)
-
-    def _clients(self) -> list[HelperClient]:
-        supervisor: object = self._watch.supervisor if self._watch is not None else None
-        return [supervisor] if isinstance(supervisor, HelperClient) else []
-
-    def _env(self) -> dict[str, str]:
-        job_env: dict[str, str] = self._spec.job.env
-        return dict(os.environ) | job_env
-
-    def _run(self) -> Bye:
-        spec, files = self._spec, self._files
-        if spec.job.ready.kind != "exit":
-            importlib.import_module("prefect_cachewatch.watching.servers.serving")
-        record = check_outputs_ahead(files, spec.job, spec.outputs)
-        env = self._env()
-        place = place_job(spec.job, env, files)
-        with contextlib.ExitStack() as stack:
-            if record is not None:
-                self._stream = self._recorded(record, stack)
-            metrics = stack.enter_context(self._metrics())
-            site = stack.enter_context(place.open_site(files=files))
-            history = RunHistory(place.job, spec.stall, site.paths, files, self._note)
-            ready = Ready(place.job.name, tuple(site.paths), place.job.expected_bytes)
-            self._stream.tell(redact_all(ready, secret_values(env)))
-            outcome, report = run_remembered(
-                history, lambda number: self._attempt(place, site, history, env, metrics, number), self._received
-            )
-            site.close()
-            if metrics is not None:
-                self._finish_metrics(metrics, outcome.name)
-            bye = Bye(outcome.name, report.exit_status(self._received[0] if self._received else None))
-            self._keep(bye)
-        return bye
-
-    def _attempt(
-        self,
-        place: Runtime,
-        site: CacheDirectories,
-        history: RunHistory,
-        env: dict[str, str],
-        metrics: RunMetrics | None,
-        number: int,
-    ) -> tuple[Outcome, Report]:
-        spec, outputs = self._spec, self._spec.outputs
-
-        silent_s = max(_SILENT_S, spec.stall.unresponsive_after_s or 0.0)
-        alone = Alone(self._front.fileno(), silent_s, stops=place.job.on_stall == "stop")
-
-        def adapt(launch: Launch) -> Launch:
-            tell = (lambda text: self._stream.tell(Step(text))) if spec.verbose else None
-            return replace(launch, tell=tell, signals=vars(spec.signals), alone=alone)
-
-        if number > 1:
-            self._stream.tell(Retry(0.0, "the window was learned: once more with the configured one"))
-        self._stream.tell(AttemptWanted(number))
-        self._may_go.acquire()
-        if not self._has_front:
-            raise _FrontGone
-        runner = Runner(
-            self._files, secret_values(env), attempt=number, bundles=outputs.bundle, bundle_root=outputs.bundle_dir,
-            metrics=metrics, tell=self._stream.tell, on_stall=lambda report: runner.write(report, outputs.report),
-            own=(outputs.report, outputs.record),
-        )  # fmt: skip
-        watch = runner.watch(
-            place, site, spec.stall, spec.stop, env,
-            log=outputs.log, show_output=True, streams=tuple(spec.streams), expected_bytes=place.job.expected_bytes, clock=self._clock,
-            adapt=adapt, stdin_fd=0 if spec.has_stdin else None, history=history,
-        )  # fmt: skip
-        self._watch = watch
-        outcome = runner.run(watch)
-        report = runner.report(watch, outcome)
-        runner.write(report, outputs.report)
-        for problem in runner.problems:
-            self._note(problem, fault=True)
-        return outcome, report
-
-    def _note(self, text: str, *, fault: bool = False) -> None:
-        self._stream.tell(Note(hide(text, secret_values(self._env())), fault))
-
-    def _recorded(self, record: Path, stack: contextlib.ExitStack) -> Stream:
-        recorder = self._recorder = Recorder(record, self._files)
-
-        def finish() -> None:
-            self._stream = Stream([self._front.take])
-            if (problem := recorder.finish()) is not None:
-                self._note(problem, fault=True)
-
-        stack.callback(finish)
-        return Stream([self._front.take, recorder.take])
-
-    def _keep(self, bye: Bye) -> None:
-        """Record the last event before the front is told, which may yet be told of a fault of the recording."""
-        if self._recorder is not None:
-            self._recorder.take(bye, time.time())
-
-    def _metrics(self) -> AbstractContextManager[RunMetrics | None]:
-        if self._spec.metrics is None:
-            return contextlib.nullcontext()
-        from prefect_cachewatch.metrics.outlets import open_metrics  # noqa: PLC0415 - most runs have none
-        from prefect_cachewatch.metrics.settings import Metrics  # noqa: PLC0415
-
-        job = self._spec.job
-        metrics = open_metrics(Metrics(to=self._spec.metrics), job.name, job.cache_dirs, self._files)
-        self._note(f"metrics: {for_terminal(metrics.where, 4096)}")
-        return metrics
-
-    def _finish_metrics(self, metrics: RunMetrics, outcome: str) -> None:
-        metrics.run_ended(outcome)
-        metrics.close()
-        if metrics.problem is not None:
-            self._note(metrics.problem, fault=True)
 
 
 class _Outlet:
@@ -346,7 +349,3 @@ class _Outlet:
         while (line := self._waiting.get()) is not None:
             with contextlib.suppress(OSError):  # the front has died
                 self._front.sendall(line)
-
-
-def _name_of(number: int) -> str:
-    return signal.Signals(number).name

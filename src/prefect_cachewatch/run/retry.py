@@ -18,6 +18,7 @@ from prefect_cachewatch.watching.stall import MIN_GROWTH_BYTES
 #: So many attempts in a row that do not take the cache beyond its largest size so far are the last ones.
 BARREN_MOST = 2
 _SHOWN = 200
+_LONGEST_PAUSE_S, _JITTER = 600.0, 0.2
 _NEVER = frozenset({126, 127})  # a command that cannot be executed now cannot be executed in a minute
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^ +File "[^"]*", line \d+', re.MULTILINE)
@@ -139,10 +140,29 @@ def describe_next(decision: RetryDecision, policy: RetryPolicy, attempt: int, wh
     command = f", after {for_terminal(' '.join(policy.before_retry), _SHOWN)}" if policy.before_retry else ""
     if decision.extra:
         return NextAttempt(True, None, f"again at once{command}, because {decision.reason}", 0.0)
-    pause_s = policy.backoff_before(attempt + 1, random) if decision.pause_s is None else decision.pause_s
+    pause_s = backoff_before(policy.backoff_s, attempt + 1, random) if decision.pause_s is None else decision.pause_s
     wait = format_duration(pause_s)
     when = "again at once" if wait == "0 s" else f"again after {wait}"
     return NextAttempt(True, decision.category, f"{when}{command}, because {why}", round(pause_s, 3))
+
+
+def backoff_before(backoff_s: float, attempt: int, random: float) -> float:
+    """Return how long to wait before an attempt: doubled for each one, capped, a fifth longer or shorter by chance.
+
+    Args:
+        backoff_s: the pause before the second attempt.
+        attempt: the next attempt, 2 or more.
+        random: uniform in [0, 1).
+
+    Returns:
+        Seconds.
+
+    Example:
+        >>> backoff_before(30, 4, 0.5)
+        120.0
+    """
+    raw = min(max(_LONGEST_PAUSE_S, backoff_s), backoff_s * 2.0 ** min(attempt - 2, 200))  # a float holds no 2^10000
+    return float(raw * (1 + _JITTER * (2 * random - 1)))
 
 
 def last_traceback(log_tail: str) -> str:

@@ -144,7 +144,7 @@ class Runner:
         show_output: bool = False,
         streams: tuple[int, int] = (1, 2),
         stdin_fd: int | None = None,
-        expected_bytes: int | None = None,
+        expected: tuple[int | None, str] = (None, ""),
         clock: Callable[[], float] = time.monotonic,
         adapt: Callable[[Launch], Launch] = lambda launch: launch,
         history: RunHistory | None = None,
@@ -161,7 +161,7 @@ class Runner:
             show_output: whether the output is copied.
             streams: the descriptors that it is copied to.
             stdin_fd: its standard input; default /dev/null.
-            expected_bytes: size of the finished cache, for the metrics.
+            expected: size of the finished cache if it is known, and where that comes from.
             clock: monotonic time in seconds.
             adapt: changes how it is started.
             history: the job's, for its learned window.
@@ -175,7 +175,8 @@ class Runner:
         supervisor = place.supervisor(site.paths)
         output = OutputPump(log, pass_to=streams if show_output else None, screen=self._view, files=self._files)
         if self._metrics is not None:
-            self._metrics.attempt_began(self._attempt, expected_bytes)
+            self._metrics.attempt_began(self._attempt, expected[0])
+        self.narrator.expected = expected
         made = Watch(
             site, place.job, stall, stop, env=place.environment(env), output=output, stdin_fd=stdin_fd, clock=clock,
             on_sample=self.sampled, before_stop=self.before_stop, on_stall=self.left_alone,
@@ -223,7 +224,7 @@ class Runner:
         self.examiner.before_stop(watch, verdict)
         outcome = self.examiner.conclude(watch, watch.describe_stall(verdict))
         report = self._report(watch, outcome)
-        self._tell_report(report, final=False)
+        self.narrator.tell(Reported(json.loads(report_json(report)), final=False))
         self._examine_anew()
         if self._tell_stall is not None:
             self._tell_stall(report)
@@ -264,6 +265,7 @@ class Runner:
         *,
         publication: Publication | None = None,
         retry: NextAttempt | None = None,
+        past_pauses_s: tuple[float, ...] = (),
     ) -> Report:
         """Write the bundle, if one is wanted, and add the end to the bundles of stalls that stopped nothing.
 
@@ -272,12 +274,13 @@ class Runner:
             outcome: from `conclude`.
             publication: the result of publishing the build.
             retry: what follows the attempt.
+            past_pauses_s: the longest pauses of runs that completed, for who reads the event.
 
         Returns:
             The report of the attempt.
         """
         report = self._report(watch, outcome, publication, retry)
-        self._tell_report(report)
+        self.narrator.tell(Reported(json.loads(report_json(report)), past_pauses_s=past_pauses_s))
         stalls = report.attached.stalls if report.attached is not None else report.would_be_stops
         if bundles := [stall.bundle for stall in stalls if stall.bundle is not None]:
             try:
@@ -319,6 +322,3 @@ class Runner:
         """Write a report to the path that the caller asked for; a failure is one of the `problems`."""
         if path is not None and (problem := write_report_within(self._files, report, path)):
             self.problems.append(problem)
-
-    def _tell_report(self, report: Report, *, final: bool = True) -> None:
-        self.narrator.tell(Reported(json.loads(report_json(report)), final))

@@ -12,12 +12,8 @@ import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from prefect_cachewatch.common.aside import InPlace
 from prefect_cachewatch.common.files import write_file
 from prefect_cachewatch.engine.events import AttemptWanted, Cleared, Event, Progress, Suspected
-from prefect_cachewatch.engine.view import View
-
-_WRITE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -31,8 +27,8 @@ class JobStatus:
     suspicion: str | None = None
 
 
-class StatusFile(View):
-    """Writes an attempt's progress to a file for the fleet's table; it replaces the view in a terminal.
+class StatusFile:
+    """Writes an attempt's progress to a file for the fleet's table.
 
     Args:
         path: path of the file, which is replaced as a whole each time.
@@ -82,7 +78,7 @@ class StatusFile(View):
         while not self._latest.empty():
             data = self._latest.get()
         with contextlib.suppress(OSError):
-            (self.files or InPlace()).run(write_file, self._path, data, timeout_s=_WRITE_S)
+            write_file(self._path, data)
 
 
 def make_room(status: Path, log: Path) -> None:
