@@ -33,7 +33,7 @@ from prefect_cachewatch.engine.events import (
     Retry,
     Started,
 )
-from prefect_cachewatch.engine.front import AWAKE_S, Front, mourn
+from prefect_cachewatch.engine.front import AWAKE_S, Front, ToldAttempt, mourn
 from prefect_cachewatch.engine.spec import make_spec
 from prefect_cachewatch.engine.view import View
 from prefect_cachewatch.errors import GuardError, InputError
@@ -149,6 +149,17 @@ def start_engine(
     return Front(spec, job.name, passed, show)
 
 
+def count_refusal(job: CacheJob, metrics: Metrics, message: str) -> None:
+    """Have a run counted that was refused before it had an engine."""
+    asked = make_spec(
+        job=job, stall=StallPolicy(), stop=StopPolicy(), outputs=Outputs(), metrics=metrics.to, refusal=message
+    )
+    front = Front(asked, job.name)
+    with contextlib.closing(front), contextlib.suppress(TimeoutError):
+        while front.next(_TASKS_END_S) is not None:
+            pass
+
+
 def _load_secrets(job: CacheJob) -> dict[str, str]:
     secrets: dict[str, str] = {}
     for variable, block in job.env_secrets.items():
@@ -209,7 +220,7 @@ class ShownRun:
         self._futures: list[PrefectFuture[Any]] = []
         self._slots = contextlib.ExitStack()
         self._reporter: Reporter | None = None
-        self._retry: Retry | None = None
+        self._attempt: ToldAttempt | None = None
 
     def follow(self) -> Told:
         """Show all events, to the last one.
@@ -266,7 +277,7 @@ class ShownRun:
 
     def _begin(self) -> None:
         """Take the slots, let the attempt begin, and start its tasks."""
-        attempt = self._front.attempt
+        self._attempt = attempt = self._front.attempt
         assert attempt is not None
         note_work(self._front)
         self._slots.enter_context(self._admission.slots(self._logger))  # given back during the backoff
@@ -280,17 +291,15 @@ class ShownRun:
 
     def _report(self, event: Reported, patience_s: float = PATIENCE_S) -> None:
         """Take in the report of an attempt, or its change by what came after it."""
-        report, attempt = read_report(event.report), self._front.attempt
-        is_new = attempt is not None and attempt.reported is event
-        if not is_new:  # of a run that had nothing to do, or once more, with what became of the build
+        # Not the front's: a thread reads on, and may know of the next attempt by now.
+        report, attempt = read_report(event.report), self._attempt
+        if attempt is None or attempt.reported is not event:  # of a run that had nothing to do, or once more, with what became of the build
             self.told.reports = [*(one for one in self.told.reports if one.attempt != report.attempt), report]
             note_report(report, last=True)
             return
-        assert attempt is not None
         self._end_attempt()
         self._wait_for_tasks()
         self.told.reports.append(report)
-        self._admission.report = report
         self._admission.reports = self.told.reports
         again = report.retry is not None and report.retry.again
         note_report(report, last=not again and not (self._publishes and report.outcome == "completed"))
@@ -319,6 +328,8 @@ class ShownRun:
 
     def _break_off(self) -> None:
         """Have the run ended, and show that end; it is bounded, since the worker kills this process soon."""
+        if self._front.is_over:
+            return
         self._front.engine.cancel("the flow run was cancelled")
         end_s = time.monotonic() + self._stop.grace_s + _TASKS_END_S
         try:

@@ -19,10 +19,10 @@ from pydantic import Field
 
 from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy, Storage
 from prefect_cachewatch.config.forms import OFF
-from prefect_cachewatch.engine.front import Front
+from prefect_cachewatch.engine.front import AWAKE_S, Front
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.fleet.jobs import MODELS
-from prefect_cachewatch.flows.attempts import AWAKE_S, wait_awake
+from prefect_cachewatch.flows.attempts import wait_awake
 from prefect_cachewatch.flows.generation import CacheGenerationError, GenerationSummary, generate_cache
 from prefect_cachewatch.flows.telling import Telling, whom_to_tell
 from prefect_cachewatch.metrics.settings import Metrics

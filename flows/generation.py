@@ -26,8 +26,9 @@ from prefect_cachewatch.common.secrets import hide, secret_values
 from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy, Storage
 from prefect_cachewatch.config.forms import OFF
 from prefect_cachewatch.config.profiles import read_profile
-from prefect_cachewatch.errors import CachewatchError, GuardError, InputError
-from prefect_cachewatch.flows.attempts import ShownRun, Told, is_output_shown, start_engine
+from prefect_cachewatch.engine.front import error_of
+from prefect_cachewatch.errors import CachewatchError, InputError
+from prefect_cachewatch.flows.attempts import ShownRun, Told, count_refusal, is_output_shown, start_engine
 from prefect_cachewatch.flows.telling import note_end, note_work, whom_to_tell
 from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.report.report import Report
@@ -97,7 +98,7 @@ def generate_cache(
     logger = get_run_logger()
     note_work()
     outlive_readers()
-    admission = StorageSlots(storage, job.name)
+    admission, front = StorageSlots(storage, job.name), None
     try:
         warning = check_exposure({"job": job, "publish": publish, "profile": profile})
         if warning is not None and not is_output_shown():  # a command has printed it on standard error
@@ -112,10 +113,11 @@ def generate_cache(
         shown = ShownRun(front, job, stall, stop, publishes=publish is not None, admission=admission, logger=logger)
         told = shown.follow()
         if told.refused is not None:
-            error = InputError if not told.refused.is_fault else GuardError
-            raise error(told.refused.message)
+            raise error_of(told.refused)
         state = _state_of(told, retry, logger)
     except InputError as error:
+        if front is None and metrics is not None:
+            count_refusal(job, metrics, error.message)
         state = _refused(job, error)
     except TerminationSignal:
         if (telling := whom_to_tell.get()) is None:

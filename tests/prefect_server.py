@@ -295,16 +295,18 @@ def wait_until_gone(tag: str, timeout_s: float = 60) -> None:
 
 
 def flow_process_of(pids: Iterable[int]) -> psutil.Process:
-    """The process that holds the guard of a tree, of which these are processes."""
+    """The process that has started the engine of a tree, of which these are processes."""
     for pid in pids:
         with contextlib.suppress(psutil.Error):
             above = psutil.Process(pid).parents()
-            guards = [one for one in above if "cachewatch-guard" in one.cmdline()]
-            if guards:
-                flow = guards[-1].parent()
+            engines = [
+                one for one in above if one.cmdline()[-1:] and one.cmdline()[-1].startswith("cachewatch: engine")
+            ]
+            if engines:
+                flow = engines[-1].parent()
                 assert flow is not None
                 return flow
-    raise AssertionError("no guard above it")
+    raise AssertionError("no engine above it")
 
 
 class Proxy:

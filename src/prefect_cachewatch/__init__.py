@@ -87,8 +87,8 @@ if TYPE_CHECKING:
     )
     from prefect_cachewatch.metrics.settings import Metrics
     from prefect_cachewatch.report.report import Report
-    from prefect_cachewatch.run.attached import watch
     from prefect_cachewatch.run.health import HealthCheck
+    from prefect_cachewatch.run.watch import watch
     from prefect_cachewatch.store.policy import PublishPolicy
     from prefect_cachewatch.store.store import CacheStore
     from prefect_cachewatch.tasks import monitor_cache
@@ -107,7 +107,7 @@ else:
         "run.health": "HealthCheck",
         "store.policy": "PublishPolicy",
         "store.store": "CacheStore",
-        "run.attached": "watch",
+        "run.watch": "watch",
         "tasks": "monitor_cache",
         "tasks.prefect_api.storage_slots": "storage_slot",
     }

@@ -142,8 +142,11 @@ class EngineClient:
 
     def close(self) -> None:
         """Hang up; an engine that still runs stops its tree, and writes its report."""
-        self.is_closed = True
-        self._socket.close()
+        if not self.is_closed:
+            self.is_closed = True
+            self._socket.close()
+            # Whoever lives on wants no zombie, and nobody waits for an engine that hangs.
+            threading.Thread(target=self._process.wait, name="cachewatch-reaper", daemon=True).start()
 
     def _send(self, command: Mapping[str, Any]) -> bool:
         with self._lock, contextlib.suppress(OSError):  # it has died: its events end

@@ -46,8 +46,10 @@ class Refused(Event):
     message: str
     status: int = 125
     """The exit status of a command after it."""
-    is_fault: bool = False
-    """Whether it is cachewatch that has failed, and not what it was asked for."""
+    kind: str = "GuardError"
+    """Name of the error in `prefect_cachewatch.errors`."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """The error's own."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from prefect_cachewatch import errors
 from prefect_cachewatch.engine.client import EngineClient
 from prefect_cachewatch.engine.events import (
     AttemptWanted,
@@ -29,6 +30,7 @@ from prefect_cachewatch.engine.events import (
     Unpublished,
     Verdict,
 )
+from prefect_cachewatch.errors import CachewatchError, GuardError
 from prefect_cachewatch.supervise.janitor import stop_leftovers
 
 AWAKE_S = 1.0
@@ -178,3 +180,9 @@ def mourn(token: str) -> str:
     if any(not one.killed for one in left):
         return "the engine of this run has died, and its generator could not be stopped: see what is left with ps"
     return "the engine of this run has died, and its generator was stopped"
+
+
+def error_of(refused: Refused) -> CachewatchError:
+    """Return the error that an engine has told of, as if it had been raised here."""
+    kind: type[CachewatchError] = getattr(errors, refused.kind, GuardError)
+    return kind(refused.message, **refused.data)

@@ -1,26 +1,19 @@
-"""A watch over a running process from pre-flight to report; and `watch`, which guards a command for programs.
-
-Neither needs Prefect.
-"""
+"""A watch over a running process, from pre-flight to report; it needs no Prefect."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-from prefect_cachewatch.common.aside import Aside, Files, look_ahead
+from prefect_cachewatch.common.aside import Files, look_ahead
 from prefect_cachewatch.common.closing import Closing
 from prefect_cachewatch.common.secrets import redact_all, secret_values
-from prefect_cachewatch.config import AttachJob, CacheJob, Outputs, StallPolicy, StopPolicy
+from prefect_cachewatch.config import AttachJob, StallPolicy, StopPolicy
 from prefect_cachewatch.engine.events import Event, Ready
-from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.report.report import Report, check_report_path
-from prefect_cachewatch.run.learning import RunHistory, run_remembered
-from prefect_cachewatch.run.outputs import check_outputs, check_outputs_ahead
-from prefect_cachewatch.run.placement import Runtime, place_job, require_directories
+from prefect_cachewatch.run.outputs import check_outputs
 from prefect_cachewatch.run.runner import Runner
 from prefect_cachewatch.supervise.adopted import AttachedProcess
 from prefect_cachewatch.supervise.pinned_process import PinnedProcess
@@ -122,75 +115,6 @@ class AttachedRun(Closing):
         self._runner.write(report, self._report_path)
         if self._tell_stall is not None:
             self._tell_stall(report)
-
-
-def watch(
-    job: CacheJob,
-    stall: StallPolicy | None = None,
-    stop: StopPolicy | None = None,
-    *,
-    log: Path | None = None,
-    show_output: bool = False,
-    bundle: bool = True,
-    bundle_dir: Path | None = None,
-) -> Report:
-    """Run a generator under guard until it ends or stalls; without Prefect.
-
-    A stall is a result, not an error: the report's `outcome` is `stalled`, and the whole process tree is gone. It makes
-    one attempt, and a second one after a stop by a learned window. An interrupted call (Ctrl-C too) stops the generator
-    first.
-
-    Args:
-        job: the command to run, and where it writes.
-        stall: when silence is a stall; default `StallPolicy()`.
-        stop: how the tree is stopped; default `StopPolicy()`.
-        log: file for the generator's output; its end is in the report in any case.
-        show_output: whether the output is copied to this process's own.
-        bundle: whether a stall or a failure gets a post-mortem bundle.
-        bundle_dir: where bundles go; default in the user's state directory.
-
-    Returns:
-        The report, with all measurements.
-
-    Raises:
-        InputError: an argument cannot be used; nothing was started or changed.
-        CachewatchError: the generator could not be started or measured.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as directory:
-        ...     job = CacheJob(name="x", command=["touch", f"{directory}/a.bin"], cache_dirs=[Path(directory)])
-        ...     report = watch(job, StallPolicy(stall_after_s=60))
-        >>> report.outcome, report.growth.files_present
-        ('completed', 1)
-    """
-    stall, stop = stall or StallPolicy(), stop or StopPolicy()
-    log = log.absolute() if log is not None else None
-    with contextlib.closing(Aside.spawn()) as files:  # this process may have threads
-        place, env = _placed(job, files, log)
-
-        def attempt(number: int) -> tuple[Outcome, Report]:
-            runner = Runner(
-                files, secret_values(env), attempt=number, bundles=bundle, bundle_root=bundle_dir,
-            )  # fmt: skip
-            watch = runner.watch(place, site, stall, stop, env, log=log, show_output=show_output, history=history)
-            outcome = runner.run(watch)
-            return outcome, runner.report(watch, outcome)
-
-        with place.open_site(files=files) as site:
-            history = RunHistory(job, stall, site.paths, files, lambda _: None)
-            return run_remembered(history, attempt)[1]
-
-
-def _placed(job: CacheJob, files: Files, log: Path | None) -> tuple[Runtime, dict[str, str]]:
-    if job.env_secrets:
-        raise InputError(
-            "env_secrets name Prefect's Secret blocks, and there is no Prefect here: put the values into env"
-        )
-    require_directories(job)
-    check_outputs_ahead(files, job, Outputs(log=log))
-    env = dict(os.environ) | job.env
-    return place_job(job, env, files), env
 
 
 def _environment(pid: int) -> dict[str, str]:

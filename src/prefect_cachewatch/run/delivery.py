@@ -12,9 +12,8 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from logging import Logger, LoggerAdapter, getLogger
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from prefect_cachewatch.common.aside import Files, InPlace, look_ahead
 from prefect_cachewatch.common.closing import Closing
@@ -47,13 +46,24 @@ _NOTE_S = 5.0
 _TELL_S, _POLL_S, _MEASURE_S = 60.0, 1.0, 10.0
 
 
+class Note(Protocol):
+    """Takes a sentence for a person."""
+
+    def __call__(self, text: str, *, fault: bool = False) -> None:
+        """Say it; `fault` where something went wrong."""
+
+
+def _unheard(text: str, *, fault: bool = False) -> None:
+    pass
+
+
 class PublishSession(Closing):
     """One run's publication, from the check whether the cache exists to its activation.
 
     Args:
         job: with `{cache_dir}` in its command or environment.
         policy: the publish policy.
-        logger: the run's logger.
+        note: takes what a person should know, and with `fault` what went wrong.
         files: the helper process that checks whether the store's file system answers; default this process.
 
     Raises:
@@ -64,11 +74,11 @@ class PublishSession(Closing):
         self,
         job: CacheJob,
         policy: PublishPolicy,
-        logger: Logger | LoggerAdapter[Any] = getLogger(__name__),  # noqa: B008
+        note: Note = _unheard,
         files: Files | None = None,
     ) -> None:
         check_delivery(job, policy)
-        self._logger, self._files, self._source = logger, files or InPlace(), job
+        self._note, self._files, self._source = note, files or InPlace(), job
         self.policy, self.name = policy, job.name
         self._require_answer()
         self.recipe = BuildRecipe.of(job.command, policy)
@@ -176,7 +186,7 @@ class PublishSession(Closing):
                     ) from None
                 if told_s == began_s or time.monotonic() - told_s >= _TELL_S:
                     told_s = time.monotonic()
-                    self._logger.info("%s", self._describe_wait(busy, waited_s))
+                    self._note(self._describe_wait(busy, waited_s))
                 time.sleep(_POLL_S)
                 continue
             # Its last writer may have published between our look and the lock.
@@ -225,7 +235,7 @@ class PublishSession(Closing):
 
     def told(self) -> tuple[CacheJob, dict[str, str]]:
         """Return the job with the directory that it writes to, and the variables to add to its environment."""
-        self._logger.info("generating build %s at %s", self.target.build_id, self.target.path)
+        self._note(f"generating build {self.target.build_id} at {self.target.path}")
         # A Secret block's value takes precedence over the same variable in env.
         return self.job, {name: value for name, value in self.env.items() if name not in self._source.env_secrets}
 
@@ -407,7 +417,7 @@ class PublishSession(Closing):
             )
         except (OSError, StoreError) as error:
             why = f"no answer within {format_duration(_CONTENT_S)}" if isinstance(error, TimeoutError) else error
-            self._logger.warning("the contents of the build's files could not be checked before resuming: %s", why)
+            self._note(f"the contents of the build's files could not be checked before resuming: {why}", fault=True)
             return set()
         return found
 
@@ -420,7 +430,7 @@ class PublishSession(Closing):
 
     def _log_notes(self) -> None:
         for note in self.target.notes:
-            self._logger.warning("%s", note)
+            self._note(note, fault=True)
         self.target.notes.clear()
 
     def _prune_quarantine(self) -> None:

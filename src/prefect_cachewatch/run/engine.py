@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from prefect_cachewatch.common.aside import Files
-from prefect_cachewatch.common.secrets import hide, secret_values, worth_hiding
+from prefect_cachewatch.common.secrets import hide, redact_all, secret_values, worth_hiding
 from prefect_cachewatch.common.within import Threads
 from prefect_cachewatch.engine.events import (
     AttemptWanted,
@@ -39,7 +39,7 @@ from prefect_cachewatch.engine.events import (
 from prefect_cachewatch.engine.recorder import Recorder
 from prefect_cachewatch.engine.spec import Plain, from_plain
 from prefect_cachewatch.engine.status import StatusFile
-from prefect_cachewatch.errors import CachewatchError, InputError
+from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.run.generation import Generation
 from prefect_cachewatch.supervise.helper_client import STARTS, running_clients
 from prefect_cachewatch.supervise.proc import take_in_orphans
@@ -166,13 +166,13 @@ class Engine:
             self._finish(self._bye(cancelled))
         except CachewatchError as error:
             self.settle()
-            is_fault = not isinstance(error, InputError)
-            self.tell(Refused(hide(error.message, self.secrets), error.exit_code, is_fault))
+            kind, data = type(error).__name__, _plain(error.data)
+            self.tell(redact_all(Refused(hide(error.message, self.secrets), error.exit_code, kind, data), self.secrets))
         except Exception as error:  # noqa: BLE001 - the front says it, and ends with our own failure
             self.settle()
             traceback.print_exc()
             told = hide(f"{type(error).__name__}: {error}", self.secrets)
-            self.tell(Refused(f"internal error, please report it with the lines above: {told}", is_fault=True))
+            self.tell(Refused(f"internal error, please report it with the lines above: {told}"))
         finally:
             self.settle()
             self._front.close()
@@ -349,3 +349,9 @@ class _Outlet:
         while (line := self._waiting.get()) is not None:
             with contextlib.suppress(OSError):  # the front has died
                 self._front.sendall(line)
+
+
+def _plain(data: dict[str, Any]) -> dict[str, Any]:
+    """Return what an error knows as what JSON holds."""
+    plain: dict[str, Any] = json.loads(json.dumps(data, default=str))
+    return plain

@@ -10,7 +10,7 @@ import importlib
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,6 +73,8 @@ class Generation:
         spec = self.spec
         with contextlib.ExitStack() as stack:
             self._metrics = self._open_metrics(stack)
+            if spec.refusal is not None:
+                raise InputError(spec.refusal)
             self._check(stack)
             if spec.checks_only:
                 return Bye("checked")
@@ -133,15 +135,15 @@ class Generation:
             from prefect_cachewatch.run.delivery import PublishSession  # noqa: PLC0415 - most runs publish nothing
 
             importlib.import_module("prefect_cachewatch.run.publishing")  # not once the generator runs
-            self.delivery = PublishSession(spec.job, spec.publish, _Log(self.engine.note), files)
+            self.delivery = PublishSession(spec.job, spec.publish, self.engine.note, files)
         self.place = place_job(spec.job, self.env, files)
         cwd = str(spec.job.cwd) if spec.job.cwd else None
         left_out = None
         if self.delivery is not None:
             self.delivery.know_image(self.place.image_id)
             left_out = spec.publish.ignore
-            if spec.publish.check_command:
-                look_ahead(files, "check command", check_command, spec.publish.check_command, self.env, cwd)
+            if (check := spec.publish.check_command) is not None:
+                look_ahead(files, "check command", check_command, check, self.env, cwd)
         record = check_outputs_ahead(files, self.place.job, spec.outputs, published=left_out)
         retry = spec.retry
         if retry is not None and retry.before_retry and (retry.attempts > 1 or spec.stall.learned):
@@ -357,21 +359,6 @@ class Generation:
     def _report_paths(self, name: str) -> list[Path]:
         inside = [self.run_dir / name] if self.run_dir is not None else []
         return [path for path in (*inside, self.spec.outputs.report) if path is not None]
-
-
-class _Log:
-    """What a publication says, as notes."""
-
-    def __init__(self, note: Callable[..., None]) -> None:
-        self._note = note
-
-    def info(self, text: str, *values: object) -> None:
-        """Note what a person should know."""
-        self._note(text % values)
-
-    def warning(self, text: str, *values: object) -> None:
-        """Note what went wrong."""
-        self._note(text % values, fault=True)
 
 
 class _OutputTold:

@@ -6,7 +6,7 @@ Every access has a deadline; without the history the configured window holds. No
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.common.secrets import redact_argv
@@ -19,8 +19,6 @@ from prefect_cachewatch.watching.stall import effective_poll_s
 
 if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob, StallPolicy
-
-T = TypeVar("T")
 
 _WITHIN_S = 2.0
 
@@ -120,28 +118,3 @@ class RunHistory:
             if self._stall.learned:
                 why = error.strerror or str(error) or type(error).__name__
                 self._say(f"the run was not added to {for_terminal(str(history_path(self._name)), 1000)}: {why}")
-
-
-def run_remembered(
-    history: RunHistory, attempt: Callable[[int], tuple[Outcome, T]], received: Sequence[int] = ()
-) -> tuple[Outcome, T]:
-    """Run a generator, once more with the configured window if a learned one has stopped it, and add it to its history.
-
-    Args:
-        history: the job's.
-        attempt: makes an attempt of a number.
-        received: the signals that have ended the run, live.
-
-    Returns:
-        What the last attempt returned.
-    """
-    outcome, more = attempt(1)
-    outcomes = [outcome]
-    history.note(outcome)
-    # Two generators must not write beside each other.
-    alone = outcome.stop is None or not outcome.stop.survivors
-    if outcome.learned_stop is not None and alone and not received:
-        outcome, more = attempt(2)
-        outcomes.append(outcome)
-    history.remember(outcomes)
-    return outcome, more

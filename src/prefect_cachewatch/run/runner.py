@@ -6,11 +6,10 @@ Standard library only, since `cachewatch exec` stays in memory for as long as it
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,9 +18,8 @@ from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.common.secrets import LineRedactor, redact, redact_all
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.users import user_name
-from prefect_cachewatch.engine.events import Event, Reported, Stream
+from prefect_cachewatch.engine.events import Event, Reported
 from prefect_cachewatch.engine.narrator import Narrator
-from prefect_cachewatch.engine.recorder import Recorder
 from prefect_cachewatch.engine.view import View
 from prefect_cachewatch.report.bundlestore import note_end
 from prefect_cachewatch.report.report import Report, build_report, report_json, write_report_within
@@ -52,28 +50,6 @@ class Origin:
     worker: str | None = None
     #: Link to the flow run in Prefect's UI.
     flow_run: str | None = None
-
-
-@contextlib.contextmanager
-def told_to(view: View, record: Path | None, files: Files, say: Callable[[str], object]) -> Iterator[Stream]:
-    """Open the stream of a run's events, which its view reads, and its recording if there is one.
-
-    Args:
-        view: shows the run.
-        record: file for its events; None for no recording.
-        files: the helper process that writes it.
-        say: told what went wrong with the recording, in a sentence.
-
-    Raises:
-        InputError: the recording cannot be made.
-    """
-    view.files = files
-    recorder = Recorder(record, files) if record is not None else None
-    try:
-        yield Stream([view.take] if recorder is None else [view.take, recorder.take])
-    finally:
-        if recorder is not None and (problem := recorder.finish()) is not None:
-            say(problem)
 
 
 class Runner:
