@@ -102,7 +102,9 @@ class StorageSlots:
             ended_s=time.time(),
             slot_wait_s=self.waited_s,
             bytes_written=sum(outcome.growth.bytes_written for outcome in self.outcomes),
-            longest_pause_s=max((outcome.longest_pause_s for outcome in self.outcomes), default=None),
+            longest_pause_s=max(
+                (o.longest_silence_s for o in self.outcomes if o.longest_silence_s is not None), default=None
+            ),
             first_write_s=self.outcomes[0].first_write_s if self.outcomes else None,
             state=state.name or (last.name if last else "Unknown"),
             slots=self.weight,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from prefect_cachewatch.common.aside import Files, look_ahead
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.measure.snapshot import compile_ignore
+from prefect_cachewatch.measure.walk import IgnoreTest
 from prefect_cachewatch.report.report import check_report_path
 from prefect_cachewatch.run.trace.recorder import trace_path
 
@@ -134,9 +134,7 @@ def _require_outside(
         if not where.is_relative_to(root) or may_be_inside:
             continue
         below = os.path.join("", *where.parent.relative_to(root).parts, "")
-        if what in ("log file", "report file") and all(
-            found and found(path.name, below) for found in map(compile_ignore, left_out)
-        ):
+        if what in ("log file", "report file") and all(found(path.name, below) for found in map(IgnoreTest, left_out)):
             continue
         grows = what in ("log file", "trace") or (what == "report file" and len(left_out) == 1)
         why = "count as growth" if grows else "be a part of it"

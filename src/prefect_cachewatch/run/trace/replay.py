@@ -17,6 +17,7 @@ from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.measure.growth import Growth
 from prefect_cachewatch.measure.ledger import Ledger
+from prefect_cachewatch.measure.walk import Part
 from prefect_cachewatch.run.trace.rows import Trace, TraceFiles
 from prefect_cachewatch.watching.servers.warmup import PhaseChange, Warmup
 from prefect_cachewatch.watching.stall import (
@@ -224,7 +225,7 @@ class _Watch:
     def scan(self, files: TraceFiles, at_s: float) -> None:
         present = files.at(at_s)
         self._ledger.begin()
-        self._ledger.see("/", 0, [str(file.st_ino) for file in present], present)
+        self._ledger.take("/", [Part("/", "", [str(file.st_ino) for file in present], present)])
         self.growth = self._ledger.end()
 
     def look(self, files: TraceFiles, at_s: float, late_s: float = 0.0) -> Verdict:

@@ -89,6 +89,7 @@ class _File(NamedTuple):
     st_nlink: int = 1
     st_atime_ns: int = 0
     st_dev: int = 0
+    st_mode: int = 0o100644
 
     @property
     def st_ctime_ns(self) -> int:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.measure.ledger import Ledger
+from prefect_cachewatch.measure.walk import Part
 from prefect_cachewatch.run.trace.files import read_trace
 from prefect_cachewatch.run.trace.replay import find_enough, replay_trace
 from prefect_cachewatch.run.trace.rows import Trace, TraceFiles, TraceRow
@@ -187,7 +188,7 @@ def test_the_ledger_reads_the_recorded_totals_out_of_the_files_that_are_made_for
     for row in rows:
         present = files.at(row.t_s)
         ledger.begin()
-        ledger.see("/", 0, [str(file.st_ino) for file in present], present)
+        ledger.take("/", [Part("/", "", [str(file.st_ino) for file in present], present)])
         growth = ledger.end()
         assert (growth.bytes_written, growth.bytes_kept) == (row.written_bytes, row.kept_bytes)
         assert (growth.allocated_written, growth.allocated_kept) == (row.written_alloc_bytes, row.kept_alloc_bytes)
