@@ -148,6 +148,7 @@ class Ledger:
         self._anew: list[tuple[int, str, int | None]] = []  # new rows where another file stood
         self._retired: dict[str, tuple[int, int, int]] = {}  # marks by path, and what stood there at the start
         self._overwritten: dict[int, int] = {}  # until which change time a file may be overwritten
+        self._start_inodes, self._start_rows = array("Q"), array("i")
         self._start: dict[str, int] = {}  # bytes of each directory, and how many of them were written anew
         self._start_files, self._rewritten = 0, dict[str, int]()
         self._written = self._written_blocks = self._kept = self._kept_blocks = 0
@@ -233,6 +234,10 @@ class Ledger:
         self._dropped, self._anew = {}, []
         self._forget()
         if self.scans == 0:
+            # Made now, the numbers lie side by side in memory: scattered among those of the walk, they slow down each
+            # later scan. Of a file that was moved in mid-scan the later row is found, and the other one goes.
+            self._rows.update(zip(self._start_inodes, self._start_rows))  # noqa: B905 - speed
+            self._start_inodes, self._start_rows = array("Q"), array("i")
             self._start_files = self._files
         self.scans += 1
         self._ended = True
@@ -329,10 +334,9 @@ class Ledger:
         if set(map(_kind_of, stats)) != {(self._device, 1)} or directory.startswith(self._by_path or "\0"):
             return None
         inodes, sizes, blocks, changed = zip(*facts)  # noqa: B905 - speed
-        if not self._rows.keys().isdisjoint(inodes):
-            return None
         first, count = len(self._size), len(inodes)
-        self._rows.update(zip(inodes, range(first, first + count)))  # noqa: B905 - speed
+        self._start_inodes.extend(inodes)
+        self._start_rows.extend(range(first, first + count))
         for columns, values in (
             ((self._size, self._high, self._base), array("q", sizes)),
             ((self._blocks, self._high_blocks, self._base_blocks), array("q", blocks)),
