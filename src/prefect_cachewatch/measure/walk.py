@@ -88,10 +88,9 @@ class Kinds(NamedTuple):
 
 
 class Visitor(Protocol):
-    """Gets each directory."""
+    """Takes in each directory, and returns its subdirectories: names and stat results."""
 
-    def take(self, directory: str, parts: Iterable[Part]) -> Iterable[tuple[str, StatLike]]:
-        """Take in a directory and return its subdirectories: names and stat results."""
+    def take(self, directory: str, parts: Iterable[Part]) -> Iterable[tuple[str, StatLike]]: ...
 
 
 class RootScan(NamedTuple):
