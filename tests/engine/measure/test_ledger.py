@@ -201,7 +201,7 @@ def test_the_listing_goes_by_what_was_seen_and_by_no_date_that_a_generator_gives
     assert disk.paths()[:2] == ["/c/old8", "/c/old7"]
     old = {f"/c/old{n}": File(n, 10, st_mtime_ns=ahead + n, st_ctime_ns=999) for n in range(1, 9)}  # chmod -R
     disk.scan(old | {"/d/one": File(20, 10, st_mtime_ns=-5, st_ctime_ns=100)})
-    disk.scan(old | {"/d/one": File(20, 10, st_mtime_ns=-5, st_ctime_ns=100), "/c/two": File(21, 9, st_ctime_ns=200)})
+    disk.scan(old | {"/c/two": File(21, 9, st_ctime_ns=200), "/d/one": File(20, 10, st_mtime_ns=-5, st_ctime_ns=100)})
     listing = disk.ledger.listing(2)
     assert [(e["path"], e["grown_scan"], e["written_bytes"]) for e in listing["entries"]] == [
         ("/c/two", 2, 9),
