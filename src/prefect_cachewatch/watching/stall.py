@@ -160,7 +160,8 @@ class StallRule:
         self.last_growth_s: float | None = None
         self.suspicions: list[Suspicion] = []
         self.reading: Reading | None = None
-        self._longest_silence_s = 0.0  # while it wrote
+        # While it wrote; windows are derived from it, so it is the most that it can have been.
+        self._longest_silence_s = 0.0
         self._gaps = 0
         self._silent = True  # whether a scan since the last growth saw none
         self._tick_s = started_s
@@ -197,7 +198,7 @@ class StallRule:
         limit = 0.6 * self.window_s
         if self._gaps < _GAPS_BEFORE_LEARNING:
             return limit
-        return min(limit, max(4 * self.poll_s, 3 * self.longest_pause_s))
+        return min(limit, max(4 * self.poll_s, 3 * self._longest_silence_s))
 
     def asks_for_space(self, now_s: float) -> bool:
         """Say whether a scan that begins now should look whether the storage takes writes: the silence is long enough.
@@ -243,10 +244,12 @@ class StallRule:
             oldest_s = min(began_s - credit, self._seen_all_s)
             grew_s = ended_s if self._stood_still else min(max(ended_s - age_s, oldest_s), ended_s)
             pause_s = min(max(0.0, began_s - grew_s), self.pause_s + credit)
-            # Only the last growth of a scan has a date. Where no scan between was silent, what is known of the pause is
-            # the silence at the end of the scan before: the poll's length is no pause.
-            gap_s = self.pause_s + credit - pause_s if self._silent else self.pause_s
-            self._note_silence(gap_s)
+            # Only the last growth of a scan has a date, so this is the most that the pause before its first growth can have
+            # been. Where no scan between was silent, what is known of it is the silence at the end of the scan before:
+            # the poll's length is no pause to tell of, but a window has to allow for it.
+            most_s = self.pause_s + credit - pause_s
+            gap_s = most_s if self._silent else self.pause_s
+            self._note_silence(most_s)
             if self.first_write_s is not None and wrote:
                 # Lines of progress do not make time of writing shorter: churning stays churning.
                 self._writing_s += min(self._unwritten_s + credit - pause_s, self.policy.stall_after_s)
@@ -322,7 +325,8 @@ class StallRule:
     def longest_silence_s(self) -> float | None:
         """The longest silence while it wrote, the present one included; None if nothing was written.
 
-        A server's last silence is its warm-up, even if it is too short to have begun one.
+        Where the scans leave its length open, it is the most that it can have been: up to a poll more than
+        `longest_pause_s` tells. A server's last silence is its warm-up, even if it is too short to have begun one.
         """
         if self.first_write_s is None:
             return None
@@ -397,6 +401,7 @@ class StallRule:
         if pause_s < self.pause_s:
             if self.first_write_s is not None:
                 self.longest_pause_s = max(self.longest_pause_s, self.pause_s - pause_s)
+            self._note_silence(self.pause_s - pause_s)
             self.pause_s = pause_s
             self._clear_suspicion(told_s)
 
