@@ -119,7 +119,6 @@ class GrowthMonitor:
         self.verdict = Verdict("growing")
         self.scan_s = float(baseline["scan_s"])
         """How long the last scan took."""
-        self._stretch_poll()
         for path in site.shared:
             self.warn(describe_shared(path))
         self.samples: list[Sample] = []
@@ -159,6 +158,7 @@ class GrowthMonitor:
         """
         while True:
             now_s = self._clock()
+            self._stretch_poll()
             due = max(now_s, self.began_s + self.rule.next_delay_s())
             if wait(due - now_s):
                 break
@@ -222,7 +222,6 @@ class GrowthMonitor:
         else:
             self._deaths = 0
         self.scan_s = float(answer["scan_s"])
-        self._stretch_poll()
         bad = [root for root in answer["roots"] if root["missing"] or root["error"]]
         if bad:
             self.problem = f"{bad[0]['path']}: {bad[0]['error']}"
@@ -292,7 +291,10 @@ class GrowthMonitor:
         return max(least, 5 * self.site.scanner.last_scan_s)
 
     def _stretch_poll(self) -> None:
-        """Measure a tree that takes long less often, though never less than twice a window."""
+        """Measure a tree that takes long less often, though never less than twice a window.
+
+        This holds for the next wait; the last one is judged by its own poll.
+        """
         longest_s = min(_SCANS_PER_POLL * self.scan_s, self.rule.window_s / 2)
         self.rule.poll_s = max(effective_poll_s(self.rule.policy), longest_s)
 
