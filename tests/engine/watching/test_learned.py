@@ -133,7 +133,7 @@ def test_a_window_is_never_learned_below_the_longest_pause_that_truly_was(pauses
         seen = [t for t in grew_s if before_s < t <= scan * poll_s]
         before_s, last_s, written = scan * poll_s, max([last_s, *seen]), written + 4096 * len(seen)
         age_s = before_s - last_s if seen else None
-        assert not rule.observe(before_s, before_s, Measurement(written, written, newest_age_s=age_s)).final
+        assert not rule.observe(before_s, before_s, Measurement(*[written] * 4, newest_age_s=age_s)).final
     first_s = rule.first_write_s or 0.0
     longest_s = max((b - a for a, b in pairwise([first_s, *(t for t in grew_s if t > first_s)])), default=0.0)
     assert longest_s <= (rule.longest_silence_s or 0.0) + 1e-6
