@@ -117,8 +117,7 @@ class GrowthMonitor:
         self.warnings: list[str] = []
         """The notes that are told while the work runs."""
         self.verdict = Verdict("growing")
-        self.scan_s = float(baseline["scan_s"])
-        """How long the last scan took."""
+        self._took_s = deque([0.0, 0.0, float(baseline["scan_s"])], maxlen=3)
         for path in site.shared:
             self.warn(describe_shared(path))
         self.samples: list[Sample] = []
@@ -221,7 +220,7 @@ class GrowthMonitor:
             self.rule.pass_over(ended_s)
         else:
             self._deaths = 0
-        self.scan_s = float(answer["scan_s"])
+        self._took_s.append(float(answer["scan_s"]))
         bad = [root for root in answer["roots"] if root["missing"] or root["error"]]
         if bad:
             self.problem = f"{bad[0]['path']}: {bad[0]['error']}"
@@ -295,7 +294,8 @@ class GrowthMonitor:
 
         This holds for the next wait; the last one is judged by its own poll.
         """
-        longest_s = min(_SCANS_PER_POLL * self.scan_s, self.rule.window_s / 2)
+        # A single slow scan shows a busy host and not a large tree.
+        longest_s = min(_SCANS_PER_POLL * min(self._took_s), self.rule.window_s / 2)
         self.rule.poll_s = max(effective_poll_s(self.rule.policy), longest_s)
 
     def _scan_with_a_spare(self, deadline_s: float, ended: Callable[[], bool]) -> dict[str, Any]:

@@ -248,24 +248,27 @@ def test_samples_are_bounded_and_keep_their_ends():
 
 @pytest.mark.parametrize(("scan_s", "poll_s"), [(0.01, 15), (1.0, 20), (9.0, 30)])
 def test_a_tree_that_takes_long_is_measured_less_often_and_twice_a_window_at_least(scan_s, poll_s):
-    world = World(answer(8192, scan=1, scan_s=scan_s), answer(8192, scan=2), stall_after_s=60)
+    took_s = [9.0, 0.01, 0.01, scan_s, scan_s, scan_s, 0.01]
+    world = World(*[answer(8192 * n, scan=n, scan_s=s) for n, s in enumerate(took_s, 1)], stall_after_s=60)
     waits_s: list[float] = []
 
     def wait(seconds: float) -> bool:
         world.now += seconds
         waits_s.append(seconds)
-        return len(waits_s) == 2
+        return len(waits_s) == 7
 
     world.monitor.run(wait, lambda: False)
-    assert waits_s == [15, poll_s]
+    assert waits_s == [15] * 6 + [poll_s]
 
 
 def test_a_long_wait_counts_in_full_though_the_scan_after_it_is_quick():
-    world = World(*[answer(8192, scan=n, grown=n == 1, scan_s=5.0 if n == 1 else 0.0) for n in range(1, 40)], poll_s=3)
+    world = World(
+        *[answer(8192 * min(n, 3), scan=n, grown=n < 4, scan_s=5.0 if n < 4 else 0.0) for n in range(1, 40)], poll_s=3
+    )
 
     def wait(seconds: float) -> bool:
         world.now += seconds
         return False
 
     assert world.monitor.run(wait, lambda: False).kind == "no_growth"
-    assert world.now == 3 + 60
+    assert world.now == 9 + 60
