@@ -293,7 +293,9 @@ class ShownRun:
         """Take in the report of an attempt, or its change by what came after it."""
         # Not the front's: a thread reads on, and may know of the next attempt by now.
         report, attempt = read_report(event.report), self._attempt
-        if attempt is None or attempt.reported is not event:  # of a run that had nothing to do, or once more, with what became of the build
+        if (
+            attempt is None or attempt.reported is not event
+        ):  # of a run that had nothing to do, or once more, with what became of the build
             self.told.reports = [*(one for one in self.told.reports if one.attempt != report.attempt), report]
             note_report(report, last=True)
             return

@@ -98,7 +98,7 @@ class StorageSlots:
             ended_s=time.time(),
             slot_wait_s=self.waited_s,
             bytes_written=sum(report.growth.bytes_written for report in self.reports),
-            longest_pause_s=max((report.growth.longest_pause_s for report in self.reports), default=None),
+            longest_pause_s=max((s for s in map(_silence_s, self.reports) if s is not None), default=None),
             first_write_s=self.reports[0].growth.first_write_s if self.reports else None,
             state=state.name or (last.outcome if last else "Unknown"),
             slots=self.weight,
@@ -116,6 +116,15 @@ class StorageSlots:
             return report.told if report is not None else ""
         ended_so = report is not None and ending_of(report.outcome, report.stall.kind).state == state.name
         return report.told if report is not None and ended_so else state.message or ""
+
+
+def _silence_s(report: Report) -> float | None:
+    """The longest silence of an attempt once it wrote, the one at its end included."""
+    growth = report.growth
+    if growth.last_growth_s is None:
+        return None
+    at_end_s = report.stall.pause_s
+    return max(growth.longest_pause_s, report.duration_s - growth.last_growth_s if at_end_s is None else at_end_s)
 
 
 def _rate(report: Report) -> float | None:

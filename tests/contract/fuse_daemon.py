@@ -1,7 +1,8 @@
 """A file system in memory that can stop answering, run as a script by root: `fuse_daemon.py DIR [MODE [PIDFILE]]` mounts and serves it.
 
 SIGUSR1 swallows every request, SIGUSR2 answers them all: PIDFILE.waits is there as long as one waits. SIGHUP gives every file another
-inode number, as sshfs and rclone do when the kernel has forgotten it. SIGALRM uses up a quota: from then on nothing is written or made.
+inode number, as sshfs and rclone do when the kernel has forgotten it. SIGURG makes files look empty until they are opened, as a
+client of NFS shows what it remembers. SIGALRM uses up a quota: from then on nothing is written or made.
 In mode `links` it has symbolic links, and none in any other. In a MODE but these two there is a `file` of 1 MiB that no cache holds: `hang-read` and `hang-ioctl` answer all
 but that, `quota` writes nothing. It ends with the process $SCENARIO_PID, if that is set.
 
@@ -37,6 +38,8 @@ class Node:
     def __init__(self, number: int, mode: int, uid: int, gid: int) -> None:
         self.number, self.mode, self.uid, self.gid = number, mode, uid, gid
         self.size = 0
+        self.is_fresh = True
+        """Whether its size is told as it is."""
         self.content = bytearray()
         self.changed_ns = time.time_ns()
         self.names: dict[bytes, Node] = {}
@@ -48,7 +51,7 @@ class Node:
         return struct.pack(
             "<6Q10I",
             self.number + (Node.shift if self.mode & 0o100000 else 0),
-            self.size,
+            self.size if self.is_fresh else 0,
             blocks,
             *times,
             self.mode,
@@ -80,6 +83,7 @@ class Server:
         signal.signal(signal.SIGUSR1, lambda *_: setattr(self, "hung", True))
         signal.signal(signal.SIGUSR2, lambda *_: self.wake())
         signal.signal(signal.SIGALRM, lambda *_: setattr(self, "used_up", True))
+        signal.signal(signal.SIGURG, lambda *_: self.age())
         signal.signal(signal.SIGHUP, lambda *_: setattr(Node, "shift", Node.shift + 1000))
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
@@ -97,6 +101,11 @@ class Server:
                 os.close(os.open(self.mark, os.O_CREAT | os.O_WRONLY))
             elif request[4] not in self.mute:
                 self.answer(request)
+
+    def age(self) -> None:
+        for node in self.nodes.values():
+            node.is_fresh = not node.mode & 0o100000
+        os.close(os.open(self.mark, os.O_CREAT | os.O_WRONLY))
 
     def wake(self) -> None:
         with contextlib.suppress(OSError):
@@ -146,6 +155,7 @@ class Server:
             found = node.names.get(body.rstrip(b"\0"))
             return self.entry(found) if found else ENOENT
         if operation in (OPEN, OPENDIR):
+            node.is_fresh = True
             return self.opened
         if operation in (MKDIR, CREATE):
             skip, kind = (8, 0o40000) if operation == MKDIR else (16, 0o100000)

@@ -58,6 +58,7 @@ def test_each_stall_is_told_once_and_each_report_says_what_became_of_it(place: P
     assert "\nthen    " in place.run("report", told[0]["bundle"]).stdout
     (run,) = json.loads(place.run("report", "--history", "cache", "--json").stdout)["runs"]
     assert (run["outcome"], run["stalls"]) == ("failed", len(told))
+    assert run["longest_pause_s"] >= 1
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,15 @@ def test_who_has_locked_a_cache_directory(place: Place, kind: str, what: str, st
     assert (place.cache / ".cachewatch.lock").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize(("mode", "told"), [(0o1777, 1), (0o777, 0)], ids=["as /tmp is", "open to all"])
+def test_a_directory_that_is_everybodys_is_told_of_once(place: Place, mode: int, told: int) -> None:
+    place.cache.mkdir()
+    place.cache.chmod(mode)
+    ran = place.exec(*WELL, command=place.program("(PLACE / 'cache/x').write_bytes(bytes(9000))"))
+    assert (ran.status, ran.stderr.count(f"{place.cache} is shared")) == (0, told), ran.stderr
+    assert sum("is shared" in note for note in ran.report["notes"]) == told
+
+
 def test_a_second_job_in_a_cache_directory_is_refused_while_the_first_one_runs(place: Place) -> None:
     waits = place.program(
         "(PLACE / 'cache/x').write_bytes(bytes(9000))\nwhile not (PLACE / 'go').exists(): time.sleep(0.05)"

@@ -158,6 +158,13 @@ def shared(build: Path) -> None:
     os.link(build / "a.bin", build.parent.parent / "outside")
 
 
+def vouched(build: Path) -> None:
+    (build / "a.bin").write_bytes(b"x")
+    (build / "b.bin").symlink_to("a.bin")
+    (build / "c.log").write_bytes(b"x")
+    (build / ".weights_complete").write_bytes(marker("a.bin", "b.bin", "c.log"))
+
+
 def twice(build: Path) -> None:
     (build / "a.bin").write_bytes(b"x")
     os.link(build / "a.bin", build / "b.bin")
@@ -179,6 +186,7 @@ ALLOWED: dict[str, tuple[Fill, list[str], dict[str, Any]]] = {
     "cut off, and no part of it": ({"a": b"x", "run.npy": b"cut"}, [], {"ignore": ["run.*"]}),
     "more than its format needs": ({"b.npy": TRAILING}, ["suspicious_content"], {}),
     "a marker of what is there": ({"l/a.bin": b"\0", ".weights_complete": marker("l/a.bin")}, [], {}),
+    "a marker of links, and of what is no part of the cache": (vouched, [], {"ignore": ["*.log"]}),
     "a marker without a list": (
         {"a.bin": b"\0", ".weights_complete": marker(format_version=2, cache_files=None)}, ["suspicious_content"], {},
     ),
@@ -420,6 +428,36 @@ def test_a_build_is_resumed_only_on_the_machine_that_began_it(root: Path, how: s
     expected = how == "of this boot" or (how == "of another boot" and has_id)
     again = offer(root)
     assert (again.adopted, again.path == build) == (expected, expected)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize("ending", ["", ".begun"])
+def test_a_build_that_is_another_users_is_not_resumed(root: Path, ending: str) -> None:
+    build = left_by(root, "of this boot")
+    os.chown(str(build) + ending, 65534, 65534)
+    assert not offer(root).adopted
+    assert (build / "a.bin").read_bytes() == b"abc"
+
+
+@pytest.mark.parametrize("ending", ["", ".begun", ".json", ".bad"])
+def test_a_place_that_somebody_else_took_before_is_refused_and_left_as_it_was(
+    root: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    first = offer(root)
+    monkeypatch.setattr(os, "urandom", bytes)
+    monkeypatch.setattr("time.time", lambda: 86_400.0)
+    place = root / NAME / f"builds/19700102T000000000Z-00000000{ending}"
+    if ending:
+        place.write_text("theirs")
+        os.utime(place, (0, 0))  # it is no sign of a writer on another host
+    else:
+        place.mkdir()
+        (place / "a.bin").write_text("theirs")
+    with pytest.raises(StoreError, match="put there by something else"):
+        offer(root, key="2")
+    assert (place if ending else place / "a.bin").read_text() == "theirs"
+    monkeypatch.undo()
+    assert not offer(root, key="2").adopted and CacheStore(root).verify(NAME, first.build_id).whole
 
 
 def test_a_build_that_was_current_is_never_resumed(root: Path) -> None:

@@ -22,6 +22,7 @@ from tests.contract.on_prefect import WELL as PATIENT
 from tests.contract.test_store_kills import REPOSITORY, reader
 from tests.contract.test_store_locks import worker
 from tests.prefect_server import PATIENCE_S, Server, flow_process_of
+from tests.support import unavailable
 
 
 def cold_starts(root: Path, count: int, step: int | None = None, before: Sequence[str] = ()) -> list[str]:
@@ -226,6 +227,36 @@ def test_one_of_the_runs_that_wait_takes_over_from_one_that_is_killed(place: Pla
     assert [run.ended() for run in others] == [0, 0], [run.said for run in others]
     assert len(runs.generations()) == 2 and sum("is whole already" in run.said for run in others) == 1
     assert CacheStore(place.store).verify(NAME).whole
+
+
+FULL = """
+with (PLACE / "generated").open("a") as log:
+    print(os.getpid(), file=log)
+if not (PLACE / "full").exists():
+    while not (PLACE / "go").exists(): time.sleep(0.05)
+    (PLACE / "full").touch()
+    Path(sys.argv[1], "much.bin").write_bytes(b"x" * (32 << 20))
+Path(sys.argv[1], "0.bin").write_bytes(b"x" * 9000)
+"""
+
+
+def test_who_waits_takes_over_from_a_run_whose_disk_is_full(place: Place, runs: Runs) -> None:
+    if os.geteuid() != 0:
+        unavailable("needs root to mount a file system")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", place.store], check=True)
+    try:
+        runs._slow = place.program(FULL)
+        first = runs.begin()
+        assert eventually(runs.generations, LONG_S)
+        other = runs.begin()
+        assert eventually(lambda: "waiting for it" in other.said, LONG_S)
+        (place.root / "go").touch()
+        assert first.ended() == 1 and "No space left" in first.said, first.said
+        assert other.ended() == 0, other.said
+        assert len(runs.generations()) == 2
+        assert [file.path for file in CacheStore(place.store).manifest(NAME).files] == ["0.bin"]
+    finally:
+        subprocess.run(["umount", "-l", place.store], check=True)
 
 
 STUBBORN = """

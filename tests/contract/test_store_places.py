@@ -70,6 +70,38 @@ def test_whoever_is_killed_at_any_call_leaves_a_whole_cache_on(tmp_path: Path, w
     killed_there(tmp_path, where, scenario, 1)
 
 
+STALE = """
+import os, signal, sys, time
+from pathlib import Path
+from prefect_cachewatch import CacheStore
+from tests.contract.builds import NAME, active, listed, offer
+root, pid = Path(sys.argv[1]), Path(sys.argv[2])
+first, done = offer(root), offer(root)
+for depth in ("quick", "full"):
+    os.kill(int(pid.read_text()), signal.SIGURG)
+    mark = pid.with_name(pid.name + ".waits")
+    while not mark.exists():
+        time.sleep(0.01)
+    mark.unlink()
+    assert os.stat(done.path / "a.bin").st_size == 0
+    assert CacheStore(root).verify(NAME, depth=depth).whole
+assert listed(root)[done.build_id].status is None and active(root) == done.build_id
+"""
+
+
+def test_a_size_that_a_client_only_remembers_condemns_no_build(tmp_path: Path) -> None:
+    needs_mounts()
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        unavailable("there is no /dev/fuse")
+    (tmp_path / "store").mkdir()
+    script = f'{sys.executable} {FUSE} "$0/store" links "$0/pid"; exec "$@"'
+    done = subprocess.run(
+        [*ALONE, "sh", "-ec", script, tmp_path, sys.executable, "-c", STALE, tmp_path / "store", tmp_path / "pid"],
+        capture_output=True, text=True, check=False, cwd=REPOSITORY, timeout=LONG_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_a_file_system_without_symbolic_links_is_refused_at_the_start_and_told_by_doctor(place: Place) -> None:
     needs_mounts()
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):

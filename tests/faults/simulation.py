@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from prefect_cachewatch.config import StallPolicy
-from prefect_cachewatch.measure.ledger import AgeClock, Ledger
+from prefect_cachewatch.measure.ledger import Ledger
+from prefect_cachewatch.measure.scan_process import AgeClock
+from prefect_cachewatch.measure.walk import Part
 from prefect_cachewatch.watching.monitor import GrowthMonitor
 from prefect_cachewatch.watching.stall import StallRule, Verdict, effective_poll_s
 
@@ -40,6 +42,7 @@ class Stat(NamedTuple):
     st_ctime_ns: int
     st_atime_ns: int = 0
     st_dev: int = 0
+    st_mode: int = 0o100644
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,8 @@ class World:
         self.ledger, self.ages = Ledger(), AgeClock()
         # What is seen of the scanner and of the site:
         self.pending, self.last_scan_s, self.deadline_s, self.on_network = False, 0.0, 10.0, False
-        self.scanner, self.full = self, True
-        self.paths = ["/cache"]
+        self.scanner = self
+        self.paths, self.shared = ["/cache"], []
 
     def clock(self) -> float:
         return self.now_s
@@ -116,9 +119,8 @@ class World:
                 self.wall_offset_s += self.random.choice([-3600.0, 3600.0])
         return False
 
-    def send(self, operation: str, full: bool = True, budget_s: float = 0.0, space: bool = False) -> None:
+    def send(self, operation: str, space: bool = False) -> None:
         assert operation == "scan"
-        self.full = full
 
     def receive(self, timeout_s: float) -> dict[str, Any]:
         scan_s = self.random.uniform(0, self.scan_max_s)
@@ -129,20 +131,17 @@ class World:
         stamps = [answer["growth"][name] for name in ("newest_changed_ns", "touched_ns", "overwriting_ns")]
         wall_ns, monotonic_ns = (round(t * 1e9) for t in (self.now_s + self.wall_offset_s, self.now_s))
         answer["newest_changed_age_s"], answer["touched_age_s"], answer["overwriting_age_s"] = self.ages.ages_s(
-            wall_ns, monotonic_ns, monotonic_ns - round(scan_s * 1e9), stamps, self.full
+            wall_ns, monotonic_ns, monotonic_ns - round(scan_s * 1e9), stamps
         )
         return answer
 
     def scan(self) -> dict[str, Any]:
-        # A partial scan is as blind as it may be: it sees the directory, or nothing.
-        self.ledger.begin(self.full)
-        if self.full or self.random.random() < 0.3:
-            self.ledger.see("/cache/", 0, list(self.files), list(self.files.values()))
+        self.ledger.begin()
+        self.ledger.take("/cache/", [Part("/cache/", "", list(self.files), list(self.files.values()))])
         growth = self.ledger.end()
         return {
             "roots": [{"path": "/cache", "inode": 1, "missing": False, "error": None}],
             "directories": 1,
-            "full": self.full,
             "errors": [],
             "scan": self.ledger.scans - 1,
             "growth": growth._asdict(),

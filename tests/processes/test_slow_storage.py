@@ -16,21 +16,15 @@ from support import unavailable
 SCRIPT = """
 import json, os, sys, threading, time
 from prefect_cachewatch.measure.ledger import Ledger
-from prefect_cachewatch.measure.tree import Tree
-root, hot = sys.argv[1], sys.argv[2:]
+from prefect_cachewatch.measure.walk import Walk
+root = sys.argv[1]
 began = time.perf_counter()
 for _ in range(50): os.lstat(root)
 one_s = (time.perf_counter() - began) / 50
-tree = Tree([root], [], Ledger(), lambda: 2**62)
-began = time.perf_counter(); first = tree.full_scan(); full_s = time.perf_counter() - began
-for path in hot:
-    with open(path, "ab") as file: file.write(b"x" * 1000)
-tree.full_scan()
-for path in hot:
-    with open(path, "ab") as file: file.write(b"x" * 1000)
-began = time.perf_counter(); part = tree.partial_scan(0.3); part_s = time.perf_counter() - began
-print(json.dumps({"one_s": one_s, "full_s": full_s, "files": first.growth.files_present, "threaded": first.walk.calls.threaded,
-    "threads_left": threading.active_count() - 1, "part_s": part_s, "part_full": part.full, "written": part.growth.bytes_written}))
+ledger = Ledger()
+ledger.begin(); began = time.perf_counter(); walk = Walk([root], ledger); walk_s = time.perf_counter() - began
+print(json.dumps({"one_s": one_s, "walk_s": walk_s, "files": ledger.end().files_present, "threaded": walk.calls.threaded,
+    "threads_left": threading.active_count() - 1}))
 """
 
 
@@ -45,28 +39,23 @@ def shim(tmp_path_factory) -> Path:
     return path
 
 
-def look(root: Path, hot: list[Path], preload: Path | None) -> dict:
+def look(root: Path, preload: Path | None) -> dict:
     environ = os.environ | ({"LD_PRELOAD": str(preload)} if preload else {})
-    argv = [sys.executable, "-c", SCRIPT, str(root), *map(str, hot)]
+    argv = [sys.executable, "-c", SCRIPT, str(root)]
     return json.loads(subprocess.run(argv, env=environ, capture_output=True, text=True, check=True).stdout)
 
 
-def test_slow_stats_are_made_by_threads_and_a_partial_scan_stays_in_its_budget(tmp_path, shim):
-    hot = []
+def test_slow_stats_are_made_by_threads_and_quick_ones_are_not(tmp_path, shim):
     for number in range(40):
         directory = tmp_path / f"c/d{number}"
         directory.mkdir(parents=True)
         for name in range(50):
             (directory / f"f{name}").write_bytes(b"x")
-        hot.append(directory / "f0")
-    hot = hot[:10]
-    slow = look(tmp_path / "c", hot, shim)
+    slow = look(tmp_path / "c", shim)
     if slow["one_s"] < 0.001:
         unavailable("the C library's stat cannot be replaced here")
     assert (slow["files"], slow["threaded"], slow["threads_left"]) == (2000, True, 0)
     # Against 2,040 stats one after the other, on this machine as busy as it is now.
-    assert slow["full_s"] < 2040 * slow["one_s"]
-    assert (slow["part_full"], slow["written"]) == (False, 20_000)
-    assert slow["part_s"] < 2040 * slow["one_s"]
-    fast = look(tmp_path / "c", hot, None)
-    assert (fast["files"], fast["threaded"], fast["written"]) == (2000, False, 20_000)
+    assert slow["walk_s"] < 2040 * slow["one_s"]
+    fast = look(tmp_path / "c", None)
+    assert (fast["files"], fast["threaded"]) == (2000, False)

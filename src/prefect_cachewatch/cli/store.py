@@ -18,7 +18,7 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import BuildDamaged
 from prefect_cachewatch.store.builds import BuildInfo
-from prefect_cachewatch.store.formats import Finding
+from prefect_cachewatch.store.formats import Content
 from prefect_cachewatch.store.store import Activation, CacheStore
 from prefect_cachewatch.store.verification import Problem
 from prefect_cachewatch.watching.outcomes import describe_growth
@@ -81,7 +81,7 @@ def verify_command(
     depth: Literal["quick", "full"] = "quick" if quick else "full"
     store = CacheStore(root)
     build_id = build_id or store.active_id(name)  # both looks are at one build, though another becomes current
-    findings: list[tuple[str, Finding]] | None = None
+    findings: list[tuple[str, Content]] | None = None
     unnoted: list[str] = []
     try:
         verdict = store.verify(name, build_id, depth=depth)
@@ -190,11 +190,11 @@ def gc_command(
     return NOT_WHOLE if done.problems else 0
 
 
-def _told(findings: Sequence[tuple[str, Finding]], verdict: str) -> list[str]:
+def _told(findings: Sequence[tuple[str, Content]], verdict: str) -> list[str]:
     return [f"{for_terminal(path, 1000)} {found.message}" for path, found in findings if found.verdict == verdict]
 
 
-def _say_content(findings: Sequence[tuple[str, Finding]]) -> None:
+def _say_content(findings: Sequence[tuple[str, Content]]) -> None:
     count = Counter(finding.verdict for _, finding in findings)
     print(f"content: {', '.join(f'{count[v]} {v}' for v in ('whole', 'broken', 'suspicious', 'unknown'))}")
     for line in _told(findings, "suspicious"):

@@ -22,7 +22,7 @@ from prefect_cachewatch.config.ready import (
     ReadyServer,
     ReadyWhen,
 )
-from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
+from prefect_cachewatch.measure.walk import DEFAULT_IGNORE
 
 __all__ = [
     "CACHE_DIR_PLACEHOLDER",

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from prefect_cachewatch.config.quantities import InputModel, check_absolute
-from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
+from prefect_cachewatch.measure.walk import DEFAULT_IGNORE
 
 
 class AttachJob(InputModel):

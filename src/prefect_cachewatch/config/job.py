@@ -14,7 +14,7 @@ from prefect_cachewatch.config.container import VOLUME_PREFIX, ContainerSpec
 from prefect_cachewatch.config.forms import OFF
 from prefect_cachewatch.config.quantities import EnvName, InputModel, OptionalSize, check_absolute
 from prefect_cachewatch.config.ready import ReadyOnExit, ReadyWhen, check_pattern, prefer_any_of
-from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
+from prefect_cachewatch.measure.walk import DEFAULT_IGNORE
 
 # Stands for the directory that a store assigns to a build, in commands, environments and cache_dirs.
 

@@ -16,7 +16,7 @@ from prefect_cachewatch.evidence.model import FilesystemFacts, ProcessFacts
 from prefect_cachewatch.evidence.readings import FILLING_BYTES_PER_S
 from prefect_cachewatch.evidence.view import DENIED, NO_SPACE, QUOTA, READ_ONLY, View, quoted, shown, who
 from prefect_cachewatch.evidence.waits import WaitKind
-from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
+from prefect_cachewatch.measure.walk import DEFAULT_IGNORE
 from prefect_cachewatch.supervise.open_files import OpenFile
 
 _MIB = 1 << 20

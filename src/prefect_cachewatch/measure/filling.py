@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
-    from prefect_cachewatch.measure.folder import FileRecord
+    from prefect_cachewatch.measure.ledger import Changed
 
 _FILES_MAX = 1000
 _EXTENTS_MAX = 10_000
@@ -29,7 +29,7 @@ class Filling:
     def __init__(self) -> None:
         self._data: dict[str, int] = {}
 
-    def look(self, changed: Iterable[FileRecord], grown: Iterable[FileRecord] = ()) -> int | None:
+    def look(self, changed: Iterable[Changed], grown: Iterable[Changed] = ()) -> int | None:
         """Look at files that changed without growing.
 
         Args:

@@ -37,7 +37,7 @@ class GrowthMark:
         self._directory = directory
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         self._now_ns: int | None = None
-        self._full_ns: int | None = None
+        self._last_ns: int | None = None
         self._numbers: Hashable = None
 
     def close(self) -> None:
@@ -53,24 +53,23 @@ class GrowthMark:
         except OSError:
             pass
 
-    def end_scan(self, numbers: Hashable, full: bool) -> None:
+    def end_scan(self, numbers: Hashable) -> None:
         """Record the result of a scan.
 
         Args:
             numbers: a value that differs from the last scan's if anything was written.
-            full: whether it was a full scan.
         """
-        now_ns, full_ns = self._now_ns, self._full_ns
-        if now_ns is not None and full_ns is not None and numbers != self._numbers:
-            # Growth may have come at any time since the last full scan. The earlier time is used, in case the clock was
-            # set back.
+        now_ns, last_ns = self._now_ns, self._last_ns
+        if now_ns is not None and last_ns is not None and numbers != self._numbers:
+            # Growth may have come at any time since the last scan. The earlier time is used, in case the clock was set
+            # back.
             try:
-                write_mark(self._fd, self._directory, min(now_ns, full_ns))
+                write_mark(self._fd, self._directory, min(now_ns, last_ns))
             except OSError:
                 return
         self._numbers = numbers
-        if full and now_ns is not None:
-            self._full_ns = now_ns
+        if now_ns is not None:
+            self._last_ns = now_ns
 
 
 def write_mark(fd: int, directory: str, grew_after_ns: int) -> None:

@@ -8,52 +8,86 @@ decision and sends no signal.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
-import heapq
 import json
 import os
 import stat
 import time
-from collections.abc import Iterator
-from operator import attrgetter, itemgetter
+from collections.abc import Iterable, Iterator, Sequence
 
 from prefect_cachewatch.common.files import PUBLIC, write_all, write_file
 from prefect_cachewatch.common.mounts import read_mounts
+from prefect_cachewatch.common.removal import look_path
 from prefect_cachewatch.measure.creation import Creation, Refusal
 from prefect_cachewatch.measure.filling import Filling
-from prefect_cachewatch.measure.folder import FileRecord
 from prefect_cachewatch.measure.growth_mark import GrowthMark
-from prefect_cachewatch.measure.ledger import AgeClock, Ledger
-from prefect_cachewatch.measure.numbers import known_by_path
+from prefect_cachewatch.measure.ledger import Ledger, known_by_path
+from prefect_cachewatch.measure.links import Links
 from prefect_cachewatch.measure.overlap import find_overlap
-from prefect_cachewatch.measure.snapshot import walk_directories
 from prefect_cachewatch.measure.space import find_full, look_at_storage
-from prefect_cachewatch.measure.tree import Tree, TreeScan
+from prefect_cachewatch.measure.walk import IgnoreTest, Part, StatLike, Walk, sort_entries
 
 TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from typing import Any
 
-_AT_FDCWD, _STATX_BTIME, _AT_SYMLINK_NOFOLLOW = -100, 0x800, 0x100
-_AT_STATX_DONT_SYNC = 0x4000
 _NAMED = 5  # files that change in place
-_links_of, _size_of, _blocks_of = attrgetter("st_nlink"), attrgetter("st_size"), attrgetter("st_blocks")
+_STEP_NS = 50_000_000  # more than a clock is slewed between two scans
+
+
+class AgeClock:
+    """Turns change times of files that grew in a scan into ages; if clocks disagree, an age counts as 0.
+
+    A file that grew in this scan changed after the last scan began. An older date, or a step of the wall clock in
+    between, shows that the file system and this process use different clocks.
+
+    Example:
+        >>> clock = AgeClock()
+        >>> clock.ages_s(10**9, 0, 0, [None]), clock.ages_s(3 * 10**9, 2 * 10**9, 2 * 10**9, [10**9])
+        ([None], [2.0])
+        >>> clock.ages_s(3_603 * 10**9, 3 * 10**9, 3 * 10**9, [10**9])
+        [0.0]
+    """
+
+    def __init__(self) -> None:
+        self._offset_ns: int | None = None
+        self._began_ns = 0
+
+    def ages_s(
+        self, wall_ns: int, monotonic_ns: int, began_ns: int, changed_ns: Sequence[int | None]
+    ) -> list[float | None]:
+        """Return how long ago files changed.
+
+        Args:
+            wall_ns: the wall clock at the end of the scan, nanoseconds.
+            monotonic_ns: the monotonic clock at its end.
+            began_ns: the monotonic clock at its beginning.
+            changed_ns: change times by the file system's clock; None where there is none.
+
+        Returns:
+            Seconds before the end, in the same order.
+        """
+        offset_ns = wall_ns - monotonic_ns
+        stepped = self._offset_ns is not None and abs(offset_ns - self._offset_ns) > _STEP_NS
+        oldest_ns = wall_ns - (monotonic_ns - self._began_ns) - _STEP_NS
+        self._offset_ns, self._began_ns = offset_ns, began_ns
+        return [None if t is None else 0.0 if stepped or t < oldest_ns else (wall_ns - t) / 1e9 for t in changed_ns]
 
 
 class ScanServer:
     """Answers one request at a time, using a ledger."""
 
     def __init__(self) -> None:
-        self.roots: list[str] = []
-        self.ignore: list[str] = []
-        self.by_path: tuple[str, ...] = ()
         self.creation: Creation | None = None
-        self.ledger = Ledger(birth_ns)
-        self.tree = Tree([], [], self.ledger)
-        self.filling = Filling()
         self.age_clock = AgeClock()
         self.mark: GrowthMark | None = None
+        self._take_up([], [])
+
+    def _take_up(self, roots: list[str], ignore: list[str]) -> None:
+        self.roots = roots
+        self.by_path = known_by_path(roots, read_mounts())
+        self.ledger = Ledger(birth_ns, self.by_path, ignore)
+        self.links, self.filling = Links(roots), Filling()
 
     def begin(self, roots: list[str], ignore: list[str], mark: str | None = None) -> dict[str, Any]:
         """Begin a new ledger: existing files are no growth.
@@ -63,7 +97,6 @@ class ScanServer:
             ignore: globs of files that never count.
             mark: file that records when the first root grew last; see `growth_mark`.
         """
-        self.roots, self.ignore = roots, ignore
         if self.mark is not None:
             self.mark.close()
             self.mark = None
@@ -71,76 +104,57 @@ class ScanServer:
             # On failure an older mark or none stays: every file written from now on is suspect.
             with contextlib.suppress(OSError):
                 self.mark = GrowthMark(mark, roots[0])
-        self.by_path = known_by_path(roots, read_mounts())
-        self.ledger = Ledger(birth_ns, self.by_path)
-        self.tree, self.filling = Tree(roots, ignore, self.ledger), Filling()
+        self._take_up(roots, ignore)
         return self.scan(space=True)
 
-    def scan(self, full: bool = True, budget_s: float = 1.0, space: bool = False) -> dict[str, Any]:
+    def scan(self, space: bool = False) -> dict[str, Any]:
+        """Scan everything.
+
+        Args:
+            space: whether to look at the storage too.
+        """
         began = time.perf_counter()
         if self.mark is not None:
             self.mark.begin_scan()
-        made = self.tree.full_scan() if full else self.tree.partial_scan(budget_s)
-        answer = self._answer(made, began)
+        self.ledger.begin()
+        walk = Walk(self.roots, self.ledger)
+        answer: dict[str, Any] = {
+            "roots": [root._asdict() for root in walk.roots],
+            "directories": walk.directories,
+            "errors": walk.errors,
+            "by_path": bool(self.by_path),
+        }
+        if not any(root.missing or root.error for root in walk.roots):
+            # An incomplete scan does not count: files that could not be seen were not necessarily deleted.
+            answer |= self._growth(began)
+        answer["scan_s"] = time.perf_counter() - began
         answer["no_room"] = find_full(self.roots)
         if space:
             answer["space"] = look_at_storage(self.roots)
         return answer
 
-    def _answer(self, made: TreeScan, began: float) -> dict[str, Any]:
-        growth, walk = made.growth, made.walk
+    def _growth(self, began: float) -> dict[str, Any]:
+        linked = self.links.look(self.ledger.links)
+        self.ledger.take_linked(linked.files)
+        growth = self.ledger.end()
         wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
-        answer: dict[str, Any] = {
-            "roots": [root._asdict() for root in walk.roots],
-            "directories": walk.directories,
-            "errors": walk.errors,
-            "linked": list(walk.linked_directories),
-            "full": made.full,
-            "by_path": bool(self.by_path),
-        }
-        if growth is not None:
-            if (filled_ns := self.filling.look(self.ledger.in_place, self.ledger.grown)) is not None:
-                growth = growth._replace(overwriting_ns=max(growth.overwriting_ns or filled_ns, filled_ns))
-            if self.mark is not None:
-                numbers = growth.bytes_written, growth.allocated_written, growth.newest_changed_ns, growth.touched_ns
-                self.mark.end_scan((*numbers, growth.overwriting_ns, growth.files_present), made.full)
-            answer["scan"] = self.ledger.scans - 1  # the initial scan is scan 0
-            answer["growth"] = growth._asdict()
-            answer["in_place"] = [record.path for record in self.ledger.in_place[:_NAMED]]
-            # Ages are computed here, at the end of the walk, so that they contain no transport delay.
-            began_ns = monotonic_ns - int((time.perf_counter() - began) * 1e9)
-            ages_s = self.age_clock.ages_s(
-                wall_ns,
-                monotonic_ns,
-                began_ns,
-                [growth.newest_changed_ns, growth.touched_ns, growth.overwriting_ns],
-                made.full,
-            )
-            answer["newest_changed_age_s"], answer["touched_age_s"], answer["overwriting_age_s"] = ages_s
-        answer["scan_s"] = time.perf_counter() - began
-        return answer
-
-    def listing(self, limit: int) -> dict[str, Any]:
-        folders = list(self.ledger.files.folders())
-        newest = self.ledger.newest(limit)
-        rest: dict[str, tuple[int, int]] = {}
-        total = allocated = 0
-        for folder in folders:
-            total += folder.bytes_present
-            allocated += folder.blocks_present * 512
-            files, size = rest.get(folder.directory, (0, 0))
-            rest[folder.directory] = (files + len(folder), size + folder.bytes_present)
-        for record in newest:
-            files, size = rest[record.directory]
-            rest[record.directory] = (files - 1, size - record.size_bytes)
-        rest = {directory: left for directory, left in rest.items() if left[0]}
+        if (filled_ns := self.filling.look(self.ledger.in_place, self.ledger.grown)) is not None:
+            growth = growth._replace(overwriting_ns=max(growth.overwriting_ns or filled_ns, filled_ns))
+        if self.mark is not None:
+            numbers = growth.bytes_written, growth.allocated_written, growth.newest_changed_ns, growth.touched_ns
+            self.mark.end_scan((*numbers, growth.overwriting_ns, growth.files_present))
+        # Ages are computed here, at the end of the walk, so that they contain no transport delay.
+        began_ns = monotonic_ns - int((time.perf_counter() - began) * 1e9)
+        dates = [growth.newest_changed_ns, growth.touched_ns, growth.overwriting_ns]
+        newest_s, touched_s, overwriting_s = self.age_clock.ages_s(wall_ns, monotonic_ns, began_ns, dates)
         return {
-            "total_files": sum(map(len, folders)),
-            "total_bytes": total,
-            "allocated_bytes": allocated,
-            "scan": self.ledger.scans - 1,
-            "entries": [_entry(record) for record in newest],
-            "rest": heapq.nlargest(limit, ((d, n, b) for d, (n, b) in rest.items()), key=itemgetter(2)),
+            "linked": list(linked.directories),
+            "scan": self.ledger.scans - 1,  # the initial scan is scan 0
+            "growth": growth._asdict(),
+            "in_place": [changed.path for changed in self.ledger.in_place[:_NAMED]],
+            "newest_changed_age_s": newest_s,
+            "touched_age_s": touched_s,
+            "overwriting_age_s": overwriting_s,
         }
 
     def remember(self) -> dict[str, Any]:
@@ -170,38 +184,12 @@ class ScanServer:
             return {"refused": str(refusal)}
 
 
-def _entry(record: FileRecord) -> dict[str, Any]:
-    return {
-        "path": record.path,
-        "size_bytes": record.size_bytes,
-        "allocated_bytes": record.blocks * 512,
-        "modified_ns": record.modified_ns,
-        "changed_ns": record.changed_ns,
-        "grown_scan": record.grown_scan,
-        "written_bytes": record.written_bytes,
-    }
-
-
 def birth_ns(path: str) -> int | None:
-    """Read a file's creation time with statx(2), which Python does not offer.
-
-    Args:
-        path: the file.
-
-    Returns:
-        Nanoseconds of the file system's clock; None if the file system does not record it.
-    """
-    buffer = ctypes.create_string_buffer(256)
+    """Read a file's creation time in nanoseconds of its file system's clock; None if that is not recorded."""
     try:
-        failed = ctypes.CDLL(None).statx(
-            _AT_FDCWD, os.fsencode(path), _AT_SYMLINK_NOFOLLOW | _AT_STATX_DONT_SYNC, _STATX_BTIME, buffer
-        )
-    except AttributeError:  # a C library without statx
+        return look_path(path).born_ns
+    except OSError:
         return None
-    if failed or not int.from_bytes(buffer.raw[0:4], "little") & _STATX_BTIME:
-        return None
-    seconds = int.from_bytes(buffer.raw[80:88], "little", signed=True)
-    return seconds * 1_000_000_000 + int.from_bytes(buffer.raw[88:92], "little")
 
 
 def check_directory(path: str, create: bool, count: bool = False, writable: bool = True) -> dict[str, Any]:
@@ -214,7 +202,8 @@ def check_directory(path: str, create: bool, count: bool = False, writable: bool
         writable: whether this process must be able to write to it.
 
     Returns:
-        `path` (resolved), `error` (one sentence or None), `free_bytes`, `free_inodes`, `created`.
+        `path` (resolved), `error` (one sentence or None), `free_bytes`, `free_inodes`, `created`, and `shared`: whether it
+        is everybody's, as /tmp is.
     """
     resolved = os.path.realpath(path)
     answer: dict[str, Any] = {"path": resolved, "error": None, "created": False}
@@ -241,6 +230,7 @@ def check_directory(path: str, create: bool, count: bool = False, writable: bool
         why = "its file system is read-only" if space.f_flag & os.ST_RDONLY else "Permission denied"
         return answer | {"error": f"cache directory {path} cannot be written to: {why}"}
     space = os.statvfs(resolved)
+    answer["shared"] = status.st_mode & (stat.S_ISVTX | stat.S_IWOTH) == stat.S_ISVTX | stat.S_IWOTH
     answer["present_bytes"] = measure([resolved], [])["bytes"] if count else 0
     answer["free_bytes"] = space.f_bavail * space.f_frsize
     answer["free_inodes"] = space.f_favail if space.f_files else None
@@ -284,34 +274,37 @@ def identify(paths: list[str]) -> dict[str, Any]:
     return {"files": files}
 
 
+class _Sum:
+    """Adds up files, each hard-linked one once."""
+
+    def __init__(self, ignore: Iterable[str]) -> None:
+        self.bytes = self.blocks = self.files = 0
+        self._ignored = IgnoreTest(ignore)
+        self._linked: set[tuple[int, int]] = set()
+
+    def take(self, directory: str, parts: Iterable[Part]) -> Iterator[tuple[str, StatLike]]:
+        for part in parts:
+            kinds = sort_entries(part, self._ignored)
+            for status in kinds.stats:
+                if status.st_nlink > 1:
+                    identity = status.st_dev, status.st_ino
+                    if identity in self._linked:
+                        continue
+                    self._linked.add(identity)
+                self.bytes += status.st_size
+                self.blocks += status.st_blocks
+                self.files += 1
+            yield from ((part.names[at], part.stats[at]) for at in kinds.below)
+
+
 def measure(roots: list[str], ignore: list[str]) -> dict[str, Any]:
     """Count bytes, allocated bytes, files and directories in one scan, each hard-linked file once; stores nothing."""
-    began = time.perf_counter()
-    linked: set[tuple[int, int]] = set()
-    size = blocks = files = 0
-
-    def visit(directory: str, rank: int, names: list[str], stats: list[os.stat_result]) -> None:
-        nonlocal size, blocks, files
-        if max(map(_links_of, stats)) == 1:
-            size += sum(map(_size_of, stats))
-            blocks += sum(map(_blocks_of, stats))
-            files += len(stats)
-            return
-        for status in stats:
-            if status.st_nlink > 1:
-                key = (rank, status.st_ino)
-                if key in linked:
-                    continue
-                linked.add(key)
-            size += status.st_size
-            blocks += status.st_blocks
-            files += 1
-
-    walk = walk_directories([os.path.realpath(root) for root in roots], ignore, visit)
+    began, total = time.perf_counter(), _Sum(ignore)
+    walk = Walk([os.path.realpath(root) for root in roots], total)
     return {
-        "bytes": size,
-        "allocated_bytes": blocks * 512,
-        "files": files,
+        "bytes": total.bytes,
+        "allocated_bytes": total.blocks * 512,
+        "files": total.files,
         "directories": walk.directories,
         "errors": walk.errors,
         "roots": [root._asdict() for root in walk.roots],
@@ -352,7 +345,7 @@ def main(fd: int) -> None:
             elif operation == "scan":
                 answer = server.scan(**request)
             elif operation == "listing":
-                answer = server.listing(**request)
+                answer = server.ledger.listing(**request)
             elif operation == "rewriting":
                 answer = server.ledger.rewriting(**request)._asdict()
             elif operation == "check":

@@ -126,7 +126,7 @@ class DirectoryScanner:
         answer: dict[str, Any] = json.loads(line)
         if "failure" in answer:
             raise ScanError(str(answer["failure"]), errno=answer.get("errno"))
-        if "scan_s" in answer and answer.get("full", True):
+        if "scan_s" in answer:
             self.last_scan_s = float(answer["scan_s"])
         return answer
 

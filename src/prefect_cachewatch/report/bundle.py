@@ -27,7 +27,7 @@ from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.engine.events import Event, Gone, Progress, Started, to_line
 from prefect_cachewatch.evidence.causes import Cause
 from prefect_cachewatch.evidence.model import Evidence
-from prefect_cachewatch.measure.borders import find_borders
+from prefect_cachewatch.measure.walk import find_borders
 from prefect_cachewatch.report.bundlestore import CANCELLED
 from prefect_cachewatch.report.html import write_page
 from prefect_cachewatch.report.report import Report

@@ -32,7 +32,7 @@ from prefect_cachewatch.store.manifest import Manifest
 from prefect_cachewatch.store.names import PLACEHOLDER, check_cache_name, expand_placeholder
 from prefect_cachewatch.store.policy import PublishPolicy
 from prefect_cachewatch.store.records import BEAT_S, MANIFEST, note_reported
-from prefect_cachewatch.store.staged import BuildRecipe, StagedBuild
+from prefect_cachewatch.store.staged import BuildRecipe, StagedBuild, rules_of
 from prefect_cachewatch.store.store import CacheStore
 from prefect_cachewatch.supervise.guarded import run_guarded
 from prefect_cachewatch.watching.attempt import Outcome
@@ -169,17 +169,19 @@ class PublishSession(Closing):
             StoreError: the store cannot be used.
         """
         began_s = told_s = time.monotonic()
-        while True:
+        found = self.find_cached()
+        while found is None:  # while it waits, only the lock and signs of life are looked at
             self._require_answer()
-            if (found := self.find_cached()) is not None:
-                return found
             self.require_space(clean=clean)
             try:
                 self.begin(clean=clean)
             except StoreBusy as busy:
                 waited_s = time.monotonic() - began_s
                 if self.policy.force or busy.data.get("key") not in (None, self.recipe.key):
-                    raise
+                    # Who was waited for may have published before this one came.
+                    if (found := self.find_cached()) is None:
+                        raise
+                    continue
                 if limit_s is not None and waited_s > limit_s:
                     raise StoreBusy(
                         f"{busy.message}; this run waited {format_duration(round(waited_s))} for it, as long as an attempt may last"
@@ -195,7 +197,7 @@ class PublishSession(Closing):
             if not self.target.adopted:
                 self.target.discard()
             self._end_writing()
-            return found
+        return found
 
     def _describe_wait(self, busy: StoreBusy, waited_s: float) -> str:
         path, there = f"{self.store.root}/{self.name}/builds/{busy.data.get('build')}", ""
@@ -403,18 +405,9 @@ class PublishSession(Closing):
 
     def _find_broken(self) -> set[str]:
         """Read the files' contents, apart, since one file may hang where the file system answers; if so, time decides alone."""
-        policy = self.policy
-        contents = policy.on_broken_content == "refuse"
+        rules = rules_of(self.policy)._replace(contents=self.policy.on_broken_content == "refuse")
         try:
-            found: set[str] = self._files.run(
-                find_broken,
-                self.target.path,
-                tuple(policy.ignore),
-                tuple(policy.allow_sparse),
-                contents,
-                tuple(policy.allow_empty_files),
-                timeout_s=_CONTENT_S,
-            )
+            found: set[str] = self._files.run(find_broken, self.target.path, rules, timeout_s=_CONTENT_S)
         except (OSError, StoreError) as error:
             why = f"no answer within {format_duration(_CONTENT_S)}" if isinstance(error, TimeoutError) else error
             self._note(f"the contents of the build's files could not be checked before resuming: {why}", fault=True)

@@ -10,7 +10,7 @@ from prefect_cachewatch.common.secrets import redact
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.store.checks import Finding, summarize_findings
-from prefect_cachewatch.store.whole import look_over
+from prefect_cachewatch.store.contents import look_over
 from prefect_cachewatch.watching.attempt import Outcome, Watch
 
 _LOOK_S = 20.0

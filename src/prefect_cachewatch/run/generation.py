@@ -131,18 +131,19 @@ class Generation:
         spec, files = self.spec, self.files
         if spec.job.ready.kind != "exit":
             importlib.import_module("prefect_cachewatch.watching.servers.serving")  # not once the generator runs
-        if spec.publish is not None:
+        publish = spec.publish
+        if publish is not None:
             from prefect_cachewatch.run.delivery import PublishSession  # noqa: PLC0415 - most runs publish nothing
 
             importlib.import_module("prefect_cachewatch.run.publishing")  # not once the generator runs
-            self.delivery = PublishSession(spec.job, spec.publish, self.engine.note, files)
+            self.delivery = PublishSession(spec.job, publish, self.engine.note, files)
         self.place = place_job(spec.job, self.env, files)
         cwd = str(spec.job.cwd) if spec.job.cwd else None
         left_out = None
-        if self.delivery is not None:
+        if publish is not None and self.delivery is not None:
             self.delivery.know_image(self.place.image_id)
-            left_out = spec.publish.ignore
-            if (check := spec.publish.check_command) is not None:
+            left_out = publish.ignore
+            if (check := publish.check_command) is not None:
                 look_ahead(files, "check command", check_command, check, self.env, cwd)
         record = check_outputs_ahead(files, self.place.job, spec.outputs, published=left_out)
         retry = spec.retry

@@ -13,7 +13,7 @@ from prefect_cachewatch.common.aside import Files, look_ahead
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.engine.recorder import recording_path
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.measure.snapshot import compile_ignore
+from prefect_cachewatch.measure.walk import IgnoreTest
 from prefect_cachewatch.report.report import check_report_path
 
 if TYPE_CHECKING:
@@ -134,9 +134,7 @@ def _require_outside(
         if not where.is_relative_to(root) or may_be_inside:
             continue
         below = os.path.join("", *where.parent.relative_to(root).parts, "")
-        if what in ("log file", "report file") and all(
-            found and found(path.name, below) for found in map(compile_ignore, left_out)
-        ):
+        if what in ("log file", "report file") and all(found(path.name, below) for found in map(IgnoreTest, left_out)):
             continue
         grows = what in ("log file", "recording") or (what == "report file" and len(left_out) == 1)
         why = "count as growth" if grows else "be a part of it"

@@ -1,4 +1,4 @@
-"""The builds of one cache: their states, who is writing one, their manifests, and pins that keep them from clean-up."""
+"""The builds of one cache: their states, their manifests, and who is writing one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import stat
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import BuildDamaged, StoreError
@@ -17,17 +16,7 @@ from prefect_cachewatch.store.folder import LOCK, CacheFolder, open_build, read_
 from prefect_cachewatch.store.locks import boot_id, is_locked, read_note
 from prefect_cachewatch.store.manifest import Manifest, decode_manifest
 from prefect_cachewatch.store.names import BUILD_ID
-from prefect_cachewatch.store.records import (
-    BAD,
-    BEAT_S,
-    BEGUN,
-    MANIFEST,
-    Begun,
-    beat_age_s,
-    read_bad,
-    read_beat_ns,
-    read_begun,
-)
+from prefect_cachewatch.store.records import BAD, BEGUN, MANIFEST, is_fresh, read_bad, read_beat, read_begun
 from prefect_cachewatch.store.verification import Verdict, verify_files
 
 # 100,000 files with long names take some 30 MB.
@@ -68,18 +57,27 @@ class BuildInfo:
         return self.is_whole and self.status is None
 
     @property
-    def age(self) -> tuple[datetime, str]:
-        """What builds are sorted by: when they were finished, and their ids."""
-        try:
-            finished = datetime.fromisoformat(self.finished_at or "")
-            return finished if finished.tzinfo else finished.replace(tzinfo=UTC), self.build_id
-        except ValueError:
-            return datetime.fromtimestamp(0, UTC), self.build_id
+    def age(self) -> tuple[str, str]:
+        """What builds are sorted by: when they were finished, all in one form of UTC, and their ids."""
+        return self.finished_at or "", self.build_id
 
 
 def newest(builds: Iterable[BuildInfo]) -> BuildInfo | None:
     """Return the build that was finished last; None of none."""
     return max(builds, key=lambda build: build.age, default=None)
+
+
+def earlier_builds(builds: Iterable[BuildInfo], current: str | None) -> list[BuildInfo]:
+    """List the targets of a roll-back, first choice first: what was current before the current build, by age."""
+    builds = list(builds)
+    # Where its manifest was cut, only its id tells how old the current build is.
+    ages = [build.age for build in builds if build.build_id == current and build.finished_at]
+    found = [
+        build
+        for build in builds
+        if build.was_current and (build.age < ages[0] if ages else build.build_id < (current or ""))
+    ]
+    return sorted(found, key=lambda build: build.age, reverse=True)
 
 
 def read_manifest(folder: CacheFolder, build_id: str) -> Manifest:
@@ -139,48 +137,24 @@ def require_whole(folder: CacheFolder, build_id: str, depth: str = "quick") -> t
     return manifest, verdict
 
 
-def has_writer(folder: CacheFolder) -> bool:
-    """Say whether a publisher whose lock is seen from here is at work on this cache."""
-    return is_locked(folder.fd, LOCK, by_readers=False)
+def beats_elsewhere(folder: CacheFolder, but: Collection[str] = ()) -> dict[str, int]:
+    """Find the builds that a writer on another host began and has neither finished nor left: its last sign of life.
 
-
-def beats_elsewhere(folder: CacheFolder, build_id: str, begun: Begun) -> bool:
-    """Say whether a writer on another host shows that it lives; its lock may not be seen from here."""
-    if begun.boot == boot_id():
-        return False
-    try:
-        return beat_age_s(folder, build_id) < 2 * BEAT_S
-    except (FileNotFoundError, StoreError):
-        return False  # gone meanwhile, or no record
-    except OSError:
-        return True  # two writers at once would be worse
-
-
-def find_silent(folder: CacheFolder, but: Collection[str] = ()) -> dict[str, int]:
-    """Find builds whose writer on another host is silent but has not said that it ended: their last signs."""
+    Its lock may not be seen from here.
+    """
     found: dict[str, int] = {}
     for build_id in build_ids(folder):
-        begun = read_begun(folder, build_id)
-        if build_id in but or begun is None or begun.boot == boot_id() or is_finished(folder, build_id):
-            continue
-        with contextlib.suppress(OSError, StoreError):
-            if (beat_ns := read_beat_ns(folder, build_id)) and not 0 <= beat_age_s(folder, build_id) < 2 * BEAT_S:
-                found[build_id] = beat_ns
+        begun = None if build_id in but or is_finished(folder, build_id) else read_begun(folder, build_id)
+        if begun is not None and begun.boot != boot_id() and (beat_ns := read_beat(folder, build_id)):
+            found[build_id] = beat_ns
     return found
 
 
-def find_foreign_writer(folder: CacheFolder, but: Collection[str] = ()) -> tuple[str, Begun] | None:
-    """Find a build that a writer on another host is at; those of `but` are left out."""
-    for build_id in build_ids(folder):
-        begun = read_begun(folder, build_id)
-        if (
-            build_id not in but
-            and begun is not None
-            and not is_finished(folder, build_id)
-            and beats_elsewhere(folder, build_id, begun)
-        ):
-            return build_id, begun
-    return None
+def has_writer(folder: CacheFolder) -> bool:
+    """Say whether somebody is at work on this cache: by the lock as it is seen from here, or by a sign of life."""
+    return is_locked(folder.fd, LOCK, by_readers=False) or any(
+        is_fresh(folder, beat_ns) for beat_ns in beats_elsewhere(folder).values()
+    )
 
 
 def is_finished(folder: CacheFolder, build_id: str) -> bool:
@@ -195,6 +169,9 @@ def build_ids(folder: CacheFolder) -> list[str]:
     )
 
 
+_OTHERS = "has no manifest, and no run of this store began it: move it away"
+
+
 def list_builds(folder: CacheFolder) -> list[BuildInfo]:
     """List all builds of a cache, the newest first, refused ones last.
 
@@ -205,22 +182,21 @@ def list_builds(folder: CacheFolder) -> list[BuildInfo]:
         active = read_current(folder)
     except StoreError:
         active = None
-    # A live writer that has not told yet which build it writes may be at any.
-    held, writing = has_writer(folder), read_note(folder.fd, LOCK).get("build")
-    found = [
-        _describe(folder, build_id, active, writing=held and writing in (None, build_id))
-        for build_id in build_ids(folder)
-    ]
+    writing = {build_id for build_id, beat_ns in beats_elsewhere(folder).items() if is_fresh(folder, beat_ns)}
+    if is_locked(folder.fd, LOCK, by_readers=False):
+        # A live writer that has not told yet which build it writes may be at any.
+        told = read_note(folder.fd, LOCK).get("build")
+        writing |= {str(told)} if told else {*build_ids(folder)}
+    found = [_describe(folder, build_id, active, build_id in writing) for build_id in build_ids(folder)]
     others = [name for name in os.listdir(folder.builds_fd) if not (name.startswith(".") or _OURS.fullmatch(name))]
     found += [BuildInfo(name, "damaged", folder.build_path(name), note=_OTHERS) for name in sorted(others)]
     return sorted(found, key=lambda build: build.state == "quarantined")
 
 
-_OTHERS = "has no manifest, and no run of this store began it: move it away"
-
-
-def _describe(folder: CacheFolder, build_id: str, active: str | None, *, writing: bool) -> BuildInfo:
-    path, is_directory = folder.build_path(build_id), _is_directory(folder, build_id)
+def _describe(folder: CacheFolder, build_id: str, active: str | None, writing: bool) -> BuildInfo:
+    path, is_directory = folder.build_path(build_id), False
+    with contextlib.suppress(OSError):
+        is_directory = stat.S_ISDIR(os.stat(build_id, dir_fd=folder.builds_fd, follow_symlinks=False).st_mode)
     bad, begun = read_bad(folder, build_id), read_begun(folder, build_id)
     has_manifest = exists(folder.builds_fd, build_id + MANIFEST)
     build = BuildInfo(build_id, "abandoned", path, note=bad.sentence() if bad is not None else "")
@@ -246,13 +222,7 @@ def _describe(folder: CacheFolder, build_id: str, active: str | None, *, writing
         return replace(build, state="quarantined", note=f"see {path}{BAD}")
     if begun is None and bad is None and not has_manifest:
         return replace(build, state="damaged", note=_OTHERS)
-    if writing or (begun is not None and beats_elsewhere(folder, build_id, begun)):
+    if writing:
         return replace(build, state="staging", note="is being written")
     left = "left by a run that ended; a retry may resume it" if is_directory else "no directory stands in its place"
     return replace(build, note=left)
-
-
-def _is_directory(folder: CacheFolder, build_id: str) -> bool:
-    with contextlib.suppress(OSError):
-        return stat.S_ISDIR(os.stat(build_id, dir_fd=folder.builds_fd, follow_symlinks=False).st_mode)
-    return False

@@ -6,18 +6,17 @@ The `category` of a finding is a contract: reports and automations match on it.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from prefect_cachewatch.common.temporary import MARKERS, is_absent, is_temporary
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
-from prefect_cachewatch.store.formats import Finding as Content
 from prefect_cachewatch.store.names import matches_any
-from prefect_cachewatch.store.sets import Part
-from prefect_cachewatch.store.tree import BuildTree, ScannedFile
+from prefect_cachewatch.store.tree import BuildTree, Said, ScannedFile
 
 if TYPE_CHECKING:
     from prefect_cachewatch.store.policy import PublishPolicy
@@ -32,6 +31,20 @@ _EMPTY_ON_PURPOSE = (
     "*.stamp", "*.out", "*.err",
 )  # fmt: skip
 _ALL_THE_SAME = "; on_broken_content: warn publishes it all the same"
+# What looks into files say, in the order in which it is told; what can refuse a build has a way to allow it.
+_LOOKS = {
+    "broken_content": _ALL_THE_SAME,
+    "suspicious_content": "",
+    "incomplete_set": _ALL_THE_SAME,
+    "unused_index": "",
+    "wrong_total": "",
+    "unwritten_part": "; allow_sparse names files that may have such parts",
+}
+# `b.bin` of `b.bin.tmp.4711` and of `b.bin.incomplete`.
+_UNFINISHED = re.compile(r"(?:~|\.(?:tmp[.-][^/]*|[^./]+))$")
+# What differs from one process to the next: numbers of processes, times, random names; but not `layer-00007`.
+_PASSING = re.compile(r"(?<![0-9a-zA-Z])(?:[1-9]\d{3,}|(?=[0-9a-f]*\d)[0-9a-f]{8,})(?![0-9a-zA-Z])")
+Severity = Literal["refuse", "warn"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +53,7 @@ class Finding:
 
     category: str
     message: str
-    severity: Literal["refuse", "warn"] = "refuse"
+    severity: Severity = "refuse"
     paths: tuple[str, ...] = ()
 
 
@@ -53,9 +66,7 @@ def check_tree(tree: BuildTree, policy: PublishPolicy, last_bytes: int | None = 
         last_bytes: size of the last published build, if any.
 
     Returns:
-        The findings, refusals first; empty if there are none. Categories: `special_file`, `link_escapes`, `unreadable`,
-        `temporary_file`, `empty_file`, `empty_cache`, `missing_file`, `wrong_file_count`,
-        `size_out_of_band`, `shared_file`.
+        The findings.
 
     Example:
         >>> from prefect_cachewatch.store.policy import PublishPolicy
@@ -67,29 +78,80 @@ def check_tree(tree: BuildTree, policy: PublishPolicy, last_bytes: int | None = 
     counted = [file for file in tree.files if not matches_any(file.path, policy.ignore)]
     temporary = [file.path for file in counted if is_temporary(file.path)]
     empty = [name for name in find_empty(tree, [*policy.ignore, *policy.allow_empty_files]) if name not in temporary]
-    total = sum(file.size_bytes for file in counted)
-    found: list[Finding] = []
-    if tree.others:
-        found.append(_finding("special_file", "not a regular file or on another file system", tree.others))
-    if tree.escapes:
-        found.append(_finding("link_escapes", "a symbolic link that leads out of the build or nowhere", tree.escapes))
     unreadable = [(path, why) for path, why in tree.unreadable if not matches_any(path, policy.ignore)]
-    if unreadable:
-        found.append(_finding("unreadable", f"cannot be read ({unreadable[0][1]})", [path for path, _ in unreadable]))
-    if temporary:
-        found.append(_finding("temporary_file", "a temporary file was left behind", temporary))
-    if empty:
-        told = _finding("empty_file", "an empty file was left behind", empty)
-        found.append(replace(told, message=f"{told.message}; allow_empty_files names files that may be empty"))
+    why = f"cannot be read ({unreadable[0][1]})" if unreadable else ""
+    names = Counter(file.inode for file in counted)
+    # A hard link to a file outside: a write to that file changes the published build.
+    shared = [file.path for file in counted if file.links > names[file.inode]]
+    found = [
+        *name_files("special_file", "not a regular file or on another file system", tree.others, "refuse"),
+        *name_files("link_escapes", "a symbolic link that leads out of the build or nowhere", tree.escapes, "refuse"),
+        *name_files("unreadable", why, [path for path, _ in unreadable], "refuse"),
+        *name_files("temporary_file", "a temporary file was left behind", temporary, "refuse"),
+        *name_files("empty_file", "an empty file was left behind", empty, "refuse", "; allow_empty_files names files that may be empty"),
+        *_check_expected(counted, policy),
+        *name_files("shared_file", "also linked from outside the build, where it could be changed", shared),
+    ]  # fmt: skip
+    total = sum(file.size_bytes for file in counted)
     if not total:
         wrote = "no byte" if counted else "no file"
         found.append(
             Finding("empty_cache", f"the generator wrote {wrote} into the build: does it use the path it was given?")
         )
-    found += _check_expected(counted, policy)
-    found += _check_band(total, last_bytes)
-    found += _check_shared(counted)
-    return sorted(found, key=lambda finding: finding.severity != "refuse")
+    if last_bytes and not _USUAL[0] <= (ratio := total / last_bytes) <= _USUAL[1]:
+        than = f"{ratio:.3g} times the {format_bytes(last_bytes)} of the last published one"
+        found.append(Finding("size_out_of_band", f"the build has {format_bytes(total)}, {than}", "warn"))
+    return found
+
+
+def _check_expected(files: Sequence[ScannedFile], policy: PublishPolicy) -> list[Finding]:
+    expected = policy.expected_files
+    if isinstance(expected, int):
+        if len(files) == expected:
+            return []
+        return [Finding("wrong_file_count", f"the build has {len(files)} files, and {expected} are expected")]
+    missing = [glob for glob in expected or () if not any(matches_any(file.path, [glob]) for file in files)]
+    return name_files("missing_file", "an expected file is missing", missing, "refuse")
+
+
+def find_unreplaced(removed: Sequence[tuple[str, int, int]], files: Sequence[ScannedFile]) -> list[Finding]:
+    """Find what the clean-up before an attempt removed from a build, and nothing wrote again.
+
+    A generator that finds some files often takes them for the whole cache.
+
+    A file is there again by its name. An unfinished file is also there again under its final name, or if as much was written
+    under other names: their names are often random.
+
+    Args:
+        removed: of each file its relative path, its size, and the moment, on the clock that stamps the files.
+        files: what is in the build now.
+
+    Returns:
+        At most one finding; a refusal if less was written since than was removed.
+
+    Example:
+        >>> find_unreplaced([("a.bin.part", 9, 5)], [ScannedFile("b.bin", 9, 0, 1, 1, changed_ns=1)])[0].message
+        'removed before this attempt, since it may have been cut, and not written again: a.bin.part'
+    """
+    there = {file.path for file in files}
+    alike = {_PASSING.sub("*", path) for path in there}
+    again: set[str] = set()
+    named: list[str] = []
+    lost: list[tuple[str, int, int]] = []
+    for path, size, at_ns in removed:
+        final = _UNFINISHED.sub("", path) if is_temporary(path) else None
+        if path in there or final in there:
+            again.update(one for one in (path, final) if one is not None)
+        elif final is not None or _PASSING.sub("*", path) not in alike:
+            lost.append((path, size, at_ns))
+            if final is None and size:
+                named.append(path)
+    since_ns = min((at_ns for _, _, at_ns in lost), default=0)
+    new = [file for file in files if file.changed_ns >= since_ns and file.path not in again]
+    fewer = not new or sum(file.size_bytes for file in new) < sum(size for _, size, _ in lost)
+    paths = sorted([path for path, _, _ in lost] if fewer else named)
+    what = "removed before this attempt, since it may have been cut, and not written again"
+    return name_files("not_written_again", what, paths, "refuse" if fewer else "warn")
 
 
 def find_empty(tree: BuildTree, allow: Sequence[str] = ()) -> list[str]:
@@ -120,64 +182,31 @@ def find_empty(tree: BuildTree, allow: Sequence[str] = ()) -> list[str]:
     return sorted(found)
 
 
-def check_content(
-    contents: Sequence[tuple[str, Content]], broken: Literal["refuse", "warn"] = "refuse"
-) -> list[Finding]:
-    """Judge what the files' contents show.
+def judge(looks: Sequence[Said], broken: Severity = "refuse", unwritten: Severity = "refuse") -> list[Finding]:
+    """Judge what looks into the files and at their sets say.
 
     Args:
-        contents: path and finding of each file, as `contents.inspect_build` returns them.
-        broken: severity of files that contradict their own format.
+        looks: of each file.
+        broken: severity of what contradicts itself, or what is there.
+        unwritten: severity of parts that were never written.
 
     Returns:
-        At most two findings: `broken_content`, and `suspicious_content`, which never forbids publication.
+        At most one finding a category; what a loader may do without never forbids publication.
 
     Example:
-        >>> check_content([("a.npy", Content("broken", "is cut off"))])[0].message
+        >>> judge([Said("broken_content", "a.npy", "is cut off")])[0].message
         'a.npy is cut off; on_broken_content: warn publishes it all the same'
     """
+    severities: dict[str, Severity] = {"broken_content": broken, "incomplete_set": broken, "unwritten_part": unwritten}
     found: list[Finding] = []
-    levels: dict[str, Literal["refuse", "warn"]] = {"broken": broken, "suspicious": "warn"}
-    for verdict, severity in levels.items():
-        told = [(path, content.message) for path, content in contents if content.verdict == verdict]
-        if told:
-            found.append(_tell(f"{verdict}_content", told, severity, _ALL_THE_SAME))
+    for category, way in _LOOKS.items():
+        if told := [said for said in looks if said.category == category]:
+            severity = severities.get(category, "warn")
+            message = "; ".join(f"{for_terminal(said.path, 120)} {said.message}" for said in told[:_NAMED])
+            message += f"; and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
+            message += way if severity == "refuse" else ""
+            found.append(Finding(category, message, severity, tuple(said.path for said in told)))
     return found
-
-
-def check_parts(parts: Sequence[Part], broken: Literal["refuse", "warn"] = "refuse") -> list[Finding]:
-    """Judge what indexes and numbers in names say is missing.
-
-    Args:
-        parts: from `sets.find_missing`.
-        broken: severity of files that contradict what is there; what loaders may do without never forbids publication.
-
-    Returns:
-        At most one finding a category; only `incomplete_set` can forbid publication.
-
-    Example:
-        >>> check_parts([Part("a.index.json", "names 1 file that is not there: b")], "warn")[0].message
-        'a.index.json names 1 file that is not there: b'
-    """
-    found: list[Finding] = []
-    for category in ("incomplete_set", "unused_index", "wrong_total"):
-        if told := [(part.path, part.message) for part in parts if part.category == category]:
-            found.append(_tell(category, told, broken if category == "incomplete_set" else "warn", _ALL_THE_SAME))
-    return found
-
-
-def check_unwritten(told: Sequence[tuple[str, str]], severity: Literal["refuse", "warn"] = "refuse") -> list[Finding]:
-    """Judge files of which a part was never written; `told` is from `holes.describe_unwritten`."""
-    if not told:
-        return []
-    return [_tell("unwritten_part", told, severity, "; allow_sparse names files that may have such parts")]
-
-
-def _tell(category: str, told: Sequence[tuple[str, str]], severity: Literal["refuse", "warn"], how: str) -> Finding:
-    said = "; ".join(f"{for_terminal(path, 120)} {message}" for path, message in told[:_NAMED])
-    more = f"; and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
-    more += how if severity == "refuse" else ""
-    return Finding(category, said + more, severity, tuple(path for path, _ in told))
 
 
 def refusals(findings: Sequence[Finding]) -> list[Finding]:
@@ -195,18 +224,16 @@ def summarize_findings(findings: Sequence[Finding]) -> str:
     return "; ".join(finding.message for finding in findings)
 
 
-def name_files(category: str, what: str, paths: Sequence[str]) -> Finding:
-    """Make a warning that names the first of some files.
+def name_files(
+    category: str, what: str, paths: Sequence[str], severity: Severity = "warn", way: str = ""
+) -> list[Finding]:
+    """Make a finding that names the first of some files; none if there are none.
 
     Example:
-        >>> name_files("temporary_file", "left behind", ["a", "b", "c", "d"]).message
+        >>> name_files("temporary_file", "left behind", ["a", "b", "c", "d"])[0].message
         'left behind: a, b, c and 1 more'
     """
-    return replace(_finding(category, what, paths), severity="warn")
-
-
-def _finding(category: str, what: str, paths: Sequence[str]) -> Finding:
-    return Finding(category, f"{what}: {list_paths(paths)}", paths=tuple(paths))
+    return [Finding(category, f"{what}: {list_paths(paths)}{way}", severity, tuple(paths))] if paths else []
 
 
 def list_paths(paths: Sequence[str]) -> str:
@@ -218,37 +245,6 @@ def list_paths(paths: Sequence[str]) -> str:
     """
     named = ", ".join(for_terminal(path, 120) for path in paths[:_NAMED])
     return f"{named} and {len(paths) - _NAMED} more" if len(paths) > _NAMED else named
-
-
-def _check_expected(files: Sequence[ScannedFile], policy: PublishPolicy) -> list[Finding]:
-    expected = policy.expected_files
-    if expected is None:
-        return []
-    if isinstance(expected, int):
-        if len(files) == expected:
-            return []
-        return [Finding("wrong_file_count", f"the build has {len(files)} files, and {expected} are expected")]
-    missing = [glob for glob in expected if not any(matches_any(file.path, [glob]) for file in files)]
-    return [_finding("missing_file", "an expected file is missing", missing)] if missing else []
-
-
-def _check_band(total: int, last_bytes: int | None) -> list[Finding]:
-    if not last_bytes or _USUAL[0] <= (ratio := total / last_bytes) <= _USUAL[1]:
-        return []
-    message = f"the build has {format_bytes(total)}, {ratio:.3g} times the {format_bytes(last_bytes)} of the last published one"
-    return [Finding("size_out_of_band", message, "warn")]
-
-
-def _check_shared(files: Sequence[ScannedFile]) -> list[Finding]:
-    # A hard link to a file outside: a write to that file changes the published build.
-    names: dict[int, int] = {}
-    for file in files:
-        names[file.inode] = names.get(file.inode, 0) + 1
-    shared = [file.path for file in files if file.links > names[file.inode]]
-    if not shared:
-        return []
-    finding = _finding("shared_file", "also linked from outside the build, where it could be changed", shared)
-    return [Finding(finding.category, finding.message, "warn", finding.paths)]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from prefect_cachewatch.common.removal import make_stamp
@@ -52,23 +52,16 @@ class Collected:
 
 
 def collect_builds(
-    folder: CacheFolder,
-    *,
-    keep: int,
-    keep_quarantined: int = 3,
-    grace_s: float = 3600,
-    dry_run: bool = False,
-    now: Callable[[], float] = time.time,
+    folder: CacheFolder, *, keep: int | None, keep_quarantined: int = 3, grace_s: float = 3600, dry_run: bool = False
 ) -> Collected:
     """Remove surplus builds, never one that is in use.
 
     Args:
         folder: the open cache.
-        keep: how many whole builds stay, including the active one.
+        keep: how many whole builds stay, including the active one; None: all but refused ones stay.
         keep_quarantined: how many refused builds stay.
         grace_s: a build that was finished, active or written to within this time stays.
         dry_run: decide only.
-        now: wall seconds.
 
     Returns:
         The decisions and the bytes freed.
@@ -76,15 +69,18 @@ def collect_builds(
     Raises:
         StoreError: `current` was tampered with; nothing is removed then.
     """
+    problems: list[str] = []
     with hold_switch(folder, "clean up"):
         read_current(folder)  # before any removal: with a tampered link every build would look unused
-        now_s = now()
-        skew_s = now_s - _file_system_now(folder, now_s)
-        candidates = [_candidate(folder, build, skew_s) for build in list_builds(folder)]
+        now_s = time.time()
+        try:
+            skew_s = now_s - make_stamp(folder.fd).changed_ns / 1e9
+        except OSError:  # a look needs no write permission
+            skew_s = 0
         decisions = plan_collection(
-            candidates, keep=keep, keep_quarantined=keep_quarantined, now_s=now_s, grace_s=grace_s
-        )
-        problems: list[str] = []
+            [_candidate(folder, build, skew_s) for build in list_builds(folder)],
+            keep=keep, keep_quarantined=keep_quarantined, now_s=now_s, grace_s=grace_s,
+        )  # fmt: skip
         if not dry_run:
             decisions = [_move_aside(folder, decision, problems) for decision in decisions]
     # Without the lock: removing 100 GB takes minutes, and no reader can reach it any more.
@@ -92,34 +88,6 @@ def collect_builds(
         problems += empty_trash(folder.builds_fd)
     freed = sum(decision.size_bytes for decision in decisions if decision.remove)
     return Collected(tuple(decisions), freed, dry_run, tuple(problems))
-
-
-def prune_refused(folder: CacheFolder, *, keep: int) -> list[str]:
-    """Remove the oldest refused builds after a new one, so that repeated refusals do not fill the disk.
-
-    Args:
-        folder: the open cache.
-        keep: how many stay; the newest always does.
-
-    Returns:
-        What could not be removed, each with path and reason.
-
-    Raises:
-        StoreBusy: another process holds the switch's lock for longer than a minute; nothing is removed.
-    """
-    problems: list[str] = []
-    with hold_switch(folder, "remove refused builds"):
-        refused = [build for build in list_builds(folder) if build.state == "quarantined"]
-        for build in reversed(refused[max(1, keep) :]):
-            _move_aside(folder, GcDecision(build.build_id, build.state, True, "surplus"), problems)
-    return problems + empty_trash(folder.builds_fd)
-
-
-def _file_system_now(folder: CacheFolder, now_s: float) -> float:
-    try:
-        return make_stamp(folder.fd).changed_ns / 1e9
-    except OSError:  # a look needs no write permission
-        return now_s
 
 
 @dataclass(frozen=True)
@@ -172,7 +140,7 @@ def _move_aside(folder: CacheFolder, decision: GcDecision, problems: list[str]) 
 
 
 def plan_collection(
-    candidates: Sequence[Candidate], *, keep: int, keep_quarantined: int, now_s: float, grace_s: float
+    candidates: Sequence[Candidate], *, keep: int | None, keep_quarantined: int, now_s: float, grace_s: float
 ) -> list[GcDecision]:
     """Decide which builds to remove.
 
@@ -182,7 +150,7 @@ def plan_collection(
     Args:
         candidates: every build of one cache.
         keep: how many whole builds stay, including the active one: then the targets of a roll-back, then the newest, and
-            last those that something is known against.
+            last those that something is known against. None: all but refused ones stay.
         keep_quarantined: how many refused builds stay, the newest.
         now_s: wall time. If the clock was set back, every build counts as young and stays.
         grace_s: the grace time, in seconds.
@@ -219,6 +187,7 @@ def plan_collection(
         elif now_s - candidate.idle_since_s < grace_s:
             reason = "young"
         else:
-            reason = "kept" if build.build_id in stays else "surplus"
+            is_kept = build.build_id in stays or (keep is None and build.state != "quarantined")
+            reason = "kept" if is_kept else "surplus"
         decisions.append(GcDecision(build.build_id, build.state, reason == "surplus", reason, candidate.size_bytes))
     return decisions

@@ -157,17 +157,6 @@ def hold_switch(folder: CacheFolder, purpose: str, *, wait_s: float = _SWITCH_WA
     return hold_exclusive(folder.fd, _SWITCH, purpose, wait_s=wait_s)
 
 
-def refuse_planted_folder(folder: CacheFolder) -> None:
-    """Refuse to write into a folder that another user made where all may write; raises StoreError."""
-    try:
-        refuse_planted(os.fstat(folder.fd), os.stat("..", dir_fd=folder.fd), "it", folder.path)
-        refuse_planted(os.fstat(folder.builds_fd), os.fstat(folder.fd), "it", folder.path)
-    except FileRefused as error:
-        raise StoreError(
-            f"{for_terminal(folder.path, 1000)} is not used: {error}; remove it", path=folder.path
-        ) from None
-
-
 def read_current(folder: CacheFolder) -> str | None:
     """Read which build is active.
 

@@ -35,7 +35,7 @@ from prefect_cachewatch.supervise.filelocks import (
 )
 
 _RETRY_S, _RETRY_MAX_S = 0.02, 0.2
-_NOTE_MAX = 4096
+_NOTE_MAX, _TOUCHED_MAX = 4096, 1 << 26
 _writers: weakref.WeakSet[HeldLock] = weakref.WeakSet()
 _fork_hook: list[bool] = []
 
@@ -179,9 +179,9 @@ def read_note(directory_fd: int, name: str) -> dict[str, Any]:
     return note if isinstance(note, dict) else {}
 
 
-def told_ns(directory_fd: int, name: str) -> int:
-    """Return when a lock's holder told of itself, on the file system's clock; opened, so that NFS asks its server."""
-    with Opened(open_small_file(directory_fd, name, _NOTE_MAX)) as fd:
+def touched_ns(directory_fd: int, name: str) -> int:
+    """Return when a small file was touched last, on the file system's clock; opened, so that NFS asks its server."""
+    with Opened(open_small_file(directory_fd, name, _TOUCHED_MAX)) as fd:
         return os.fstat(fd).st_mtime_ns
 
 

@@ -1,6 +1,6 @@
 """The manifest: the contents of a whole build, as JSON that detects when it was cut or edited.
 
-Pure: bytes in, values out. `staging` decides when it is written.
+Pure: bytes in, values out. `staged` decides when it is written.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from prefect_cachewatch.common.text import for_terminal
@@ -56,12 +56,16 @@ class Manifest:
     warnings: tuple[str, ...] = ()
     digest_algorithm: str = DIGEST_ALGORITHM
     ignore: tuple[str, ...] = ()
-    total_bytes: int = field(init=False)
-    total_files: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "total_bytes", sum(entry.size_bytes for entry in self.files))
-        object.__setattr__(self, "total_files", len(self.files))
+    @property
+    def total_bytes(self) -> int:
+        """Size of all files."""
+        return sum(entry.size_bytes for entry in self.files)
+
+    @property
+    def total_files(self) -> int:
+        """How many files there are."""
+        return len(self.files)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -136,9 +140,8 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
 
 
 def _body(manifest: Manifest) -> dict[str, Any]:
-    body = asdict(manifest)
-    totals = {"bytes": body.pop("total_bytes"), "files": body.pop("total_files")}
-    return {"kind": "cachewatch-manifest", "schema_version": SCHEMA_VERSION, **body, "totals": totals}
+    totals = {"bytes": manifest.total_bytes, "files": manifest.total_files}
+    return {"kind": "cachewatch-manifest", "schema_version": SCHEMA_VERSION, **asdict(manifest), "totals": totals}
 
 
 def _self_digest(body: Mapping[str, Any]) -> str:
@@ -147,25 +150,13 @@ def _self_digest(body: Mapping[str, Any]) -> str:
 
 
 def _from_body(body: dict[str, Any]) -> Manifest:
-    files = tuple(FileEntry(_path(e["path"]), int(e["size_bytes"]), _digest(e["digest"])) for e in body["files"])
-    links = tuple(LinkEntry(_path(e["path"]), str(e["target"])) for e in body["links"])
-    manifest = Manifest(
-        name=str(body["name"]),
-        build_id=str(body["build_id"]),
-        key=str(body["key"]),
-        cache_key=dict(body["cache_key"]),
-        argv=tuple(body["argv"]),
-        tool_versions=dict(body["tool_versions"]),
-        host=dict(body["host"]),
-        started_at=str(body["started_at"]),
-        finished_at=str(body["finished_at"]),
-        files=files,
-        links=links,
-        growth=None if body["growth"] is None else dict(body["growth"]),
-        warnings=tuple(body["warnings"]),
-        digest_algorithm=str(body["digest_algorithm"]),
-        ignore=tuple(body["ignore"]),
+    lists: dict[str, Any] = {name: tuple(body[name]) for name in ("argv", "warnings", "ignore")}
+    lists["files"] = tuple(
+        FileEntry(_path(e["path"]), int(e["size_bytes"]), _digest(e["digest"])) for e in body["files"]
     )
+    lists["links"] = tuple(LinkEntry(_path(e["path"]), str(e["target"])) for e in body["links"])
+    known = {one.name: body[one.name] for one in fields(Manifest)}
+    manifest = Manifest(**known | lists)
     if manifest.digest_algorithm != DIGEST_ALGORITHM:
         raise ValueError(f"digest_algorithm {manifest.digest_algorithm!r}")
     return manifest

@@ -19,14 +19,13 @@ from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.measure.growth_mark import MARK_BYTES, read_mark, write_mark
 from prefect_cachewatch.store.files import (
     holds_change_times,
-    open_small_file,
     read_small_file,
     remove_file,
     sync_directory,
     write_durably,
 )
 from prefect_cachewatch.store.folder import CacheFolder
-from prefect_cachewatch.store.locks import boot_id
+from prefect_cachewatch.store.locks import boot_id, touched_ns
 from prefect_cachewatch.supervise.proc import is_alive, read_stat
 from prefect_cachewatch.supervise.run_files import pid_namespace
 
@@ -95,15 +94,13 @@ def _machine() -> str:
 def read_begun(folder: CacheFolder, build_id: str) -> Begun | None:
     """Read a build's record; None if no run of this store began such a build."""
     try:
-        data = read_small_file(folder.builds_fd, build_id + BEGUN, _LIMIT_BYTES)
-        body = _parse(data[MARK_BYTES:])
-        datetime.fromtimestamp(float(body["started_s"]), UTC)  # a time that a clock shows
-        removed = tuple((str(path), int(size), int(at_ns)) for path, size, at_ns in body["removed"])
-        return Begun(
-            str(body["key"]), str(body["host"]), str(body["boot"]), float(body["started_s"]),
-            tuple(map(str, body["reported"])), removed, bool(body["was_current"]), str(body["machine"]),
-            (str(body["writer"][0]), int(body["writer"][1]), int(body["writer"][2])),
-        )  # fmt: skip
+        body = _parse(read_small_file(folder.builds_fd, build_id + BEGUN, _LIMIT_BYTES)[MARK_BYTES:])
+        datetime.fromtimestamp(body["started_s"], UTC)  # a time that a clock shows
+        namespace, pid, start_ticks = body["writer"]
+        body["writer"] = str(namespace), int(pid), int(start_ticks)
+        body["removed"] = tuple((str(path), int(size), int(at_ns)) for path, size, at_ns in body["removed"])
+        body["reported"] = tuple(map(str, body["reported"]))
+        return Begun(**body | {name: str(body[name]) for name in ("key", "host", "boot", "machine")})
     except FileNotFoundError:
         return None
     except (OSError, StoreError, ValueError, LookupError, TypeError, RecursionError, OverflowError):
@@ -135,7 +132,7 @@ def write_begun(folder: CacheFolder, build_id: str, begun: Begun) -> None:
 
 def note_reported(path: str, paths: Sequence[str]) -> None:
     """Note in a record, by its path, the files that a run saw open or growing at its end; raises OSError, and may hang."""
-    with open(path, "r+b") as file:
+    with open(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), "r+b") as file:
         file.seek(MARK_BYTES)
         body = _parse(file.read(_LIMIT_BYTES)) | {"reported": list(paths)}
         file.seek(MARK_BYTES)
@@ -176,24 +173,27 @@ def read_growth(folder: CacheFolder, build_id: str, build_fd: int) -> int | str:
     return read_mark(data, build_fd, make_stamp(folder.builds_fd).changed_ns)
 
 
-def beat_age_s(folder: CacheFolder, build_id: str) -> float:
-    """Return how long ago a writer showed that it lives, on the file server's clock; raises OSError if it has no record.
+def read_beat(folder: CacheFolder, build_id: str) -> int:
+    """Return when a writer last showed that it lives, 0 if it has ended, -1 if that cannot be read; 0 without a record."""
+    try:
+        return touched_ns(folder.builds_fd, build_id + BEGUN)
+    except (FileNotFoundError, StoreError):
+        return 0
+    except OSError:
+        return -1
 
-    Where no file can be made, as on a full disk, it is this host's clock, less than an hour.
+
+def is_fresh(folder: CacheFolder, beat_ns: int) -> bool:
+    """Say whether a sign of life is less than two beats old, on the file server's clock.
+
+    Where no file can be made, as on a full disk, it is this host's clock, less than an hour. A sign that cannot be read is
+    fresh: two writers at once would be worse.
     """
-    beat_ns = read_beat_ns(folder, build_id)
     try:
         now_ns = make_stamp(folder.builds_fd).changed_ns
     except OSError:
         now_ns = time.time_ns() - _CLOCKS_DIFFER_NS
-    return (now_ns - beat_ns) / 1e9
-
-
-def read_beat_ns(folder: CacheFolder, build_id: str) -> int:
-    """Return when a writer last showed that it lives, 0 if it has ended; raises OSError if it has no record."""
-    # Opened, so that NFS asks its server.
-    with Opened(open_small_file(folder.builds_fd, build_id + BEGUN, _LIMIT_BYTES)) as fd:
-        return os.fstat(fd).st_mtime_ns
+    return beat_ns < 0 or 0 <= now_ns - beat_ns < 2 * BEAT_S * 1e9
 
 
 def end_beat(folder: CacheFolder, build_id: str) -> None:
@@ -236,7 +236,7 @@ def read_bad(folder: CacheFolder, build_id: str) -> Bad | None:
         return Bad("damaged", f"{name} was cut short or edited, and nothing else is known", "an unknown time")
 
 
-def write_bad(folder: CacheFolder, build_id: str, status: Status, why: str, now_s: float, **more: Any) -> None:
+def write_bad(folder: CacheFolder, build_id: str, status: Status, why: str, **more: Any) -> None:
     """Record why a build is not used, unless a reason is known already; the caller holds the switch's lock.
 
     Args:
@@ -244,14 +244,13 @@ def write_bad(folder: CacheFolder, build_id: str, status: Status, why: str, now_
         build_id: which build.
         status: what kind of reason.
         why: the reason, in one sentence.
-        now_s: wall seconds.
         more: details for people and programs.
 
     Raises:
         OSError: it cannot be written.
     """
     if read_bad(folder, build_id) is None:
-        at = datetime.fromtimestamp(now_s, UTC).isoformat(timespec="seconds")
+        at = datetime.now(UTC).isoformat(timespec="seconds")
         # It is escaped when it is shown. A lone surrogate from a file name must not stop the writing.
         body = {"status": status, "why": redact(why)[:_WHY_MAX], "at": at, **more}
         write_durably(folder.builds_fd, build_id + BAD, json.dumps(body, indent=1).encode("ascii") + b"\n")

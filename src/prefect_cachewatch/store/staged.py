@@ -1,6 +1,8 @@
-"""A build that is being written: retries, checks, digests, manifest; the writer's lock is held to the end.
+"""A build that is being written, from the lock to the manifest: begin, resume, check, digest, look again, publish.
 
-It starts no process and does not switch `current` (see `store`).
+One process writes a cache, among those of this host and of others. A lock of another host may not be seen from here, or stay
+when its host is gone. So each writer touches its `.begun`, and whoever comes looks at the others' as well as at the lock. It
+starts no process and does not switch `current` (see `store`).
 """
 
 from __future__ import annotations
@@ -11,59 +13,48 @@ import platform
 import socket
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from prefect_cachewatch import __version__
 from prefect_cachewatch.common.closing import Closing, Opened
+from prefect_cachewatch.common.files import LOCK_FILE
 from prefect_cachewatch.common.removal import empty_directory, make_stamp, open_below
 from prefect_cachewatch.common.secrets import redact_argv
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.errors import StoreError
+from prefect_cachewatch.errors import StoreBusy, StoreError
+from prefect_cachewatch.store import files, locks, records
+from prefect_cachewatch.store.builds import beats_elsewhere, build_ids, is_finished, list_builds, newest
 from prefect_cachewatch.store.checks import (
     Finding,
     Suspect,
-    check_content,
-    check_parts,
     check_tree,
-    check_unwritten,
     find_empty,
     find_suspects,
+    find_unreplaced,
+    judge,
     list_paths,
 )
-from prefect_cachewatch.store.contents import inspect_build
-from prefect_cachewatch.store.files import (
-    empty_trash,
-    exists,
-    move_to_trash,
-    refusing,
-    remove_file,
-    sync_directory,
-    write_durably,
+from prefect_cachewatch.store.contents import Inside, Rules
+from prefect_cachewatch.store.files import exists, refusing
+from prefect_cachewatch.store.folder import (
+    LOCK,
+    PUBLISH_WAIT_S,
+    CacheFolder,
+    hold_switch,
+    open_build,
+    read_current,
 )
-from prefect_cachewatch.store.folder import LOCK, PUBLISH_WAIT_S, CacheFolder, hold_switch, open_build
-from prefect_cachewatch.store.holes import describe_unwritten, find_unwritten
-from prefect_cachewatch.store.locks import HeldLock, hold_shared
 from prefect_cachewatch.store.manifest import FileEntry, LinkEntry, Manifest, encode_manifest
-from prefect_cachewatch.store.names import cache_key_digest
+from prefect_cachewatch.store.names import cache_key_digest, make_build_id
 from prefect_cachewatch.store.policy import PublishPolicy
-from prefect_cachewatch.store.records import (
-    BEGUN,
-    MANIFEST,
-    Begun,
-    end_beat,
-    note_growth,
-    read_begun,
-    read_growth,
-    write_bad,
-    write_begun,
-)
-from prefect_cachewatch.store.removed import Removed, find_unreplaced
-from prefect_cachewatch.store.sets import find_missing
+from prefect_cachewatch.store.records import BAD, BEAT_S, BEGUN, MANIFEST, Begun, end_beat, is_fresh
 from prefect_cachewatch.store.tree import BuildTree, scan_build
 from prefect_cachewatch.store.verification import digest_build
+from prefect_cachewatch.supervise.filelocks import find_holders, has_exclusive_holder
+from prefect_cachewatch.supervise.tending import wake
 
 
 @dataclass(frozen=True)
@@ -84,6 +75,176 @@ class BuildRecipe:
         return cache_key_digest(self.cache_key, self.argv)
 
 
+def begin_build(
+    folder: CacheFolder, resources: contextlib.ExitStack, recipe: BuildRecipe, *, adopt: bool
+) -> StagedBuild:
+    """Become the one writer of a cache; see `CacheStore.begin`.
+
+    Args:
+        folder: the open cache.
+        resources: what closes the folder; the build takes it over.
+        recipe: the inputs of the build.
+        adopt: go on with the build that a dead writer of the key left.
+    """
+    with refusing("begin a build in", folder.path):
+        lock = resources.enter_context(_take_lock(folder, recipe.key))
+        _require_alone(folder)
+        with hold_switch(folder, "begin a build"):
+            if not lock.is_still(folder.fd, LOCK):
+                raise _busy(folder, "another process, which has taken over")
+            # An entry that cannot be removed has lost its name and blocks nothing; clean-up reports it.
+            for fd in (folder.fd, folder.builds_fd):
+                files.empty_trash(fd, new=True)
+            found = _find_abandoned(folder, recipe.key) if adopt else None
+            now_s = time.time()
+            build_id, begun = found or (make_build_id(now_s, os.urandom(4)), Begun.now(recipe.key, now_s))
+            if found is None:
+                _require_free(folder, build_id)
+            try:
+                # Before the directory exists, which could otherwise be taken for somebody else's.
+                records.write_begun(folder, build_id, begun)
+                if found is None:
+                    os.mkdir(build_id, 0o755, dir_fd=folder.builds_fd)
+                    files.sync_directory(folder.builds_fd)
+                directory_fd = resources.enter_context(open_build(folder, build_id))
+            except BaseException:
+                end_beat(folder, build_id)
+                raise
+        lock.tell(purpose=_purpose(folder), key=recipe.key, build=build_id)
+        build = StagedBuild(
+            folder, build_id, recipe, begun, lock=lock, directory_fd=directory_fd, adopted=found is not None
+        )
+        try:
+            # Each of two that begin at once on two hosts has written its record before it looks again.
+            _require_alone(folder, {build_id})
+        except StoreBusy:
+            end_beat(folder, build_id)
+            if not build.adopted:
+                build.discard()
+            raise
+    build.resources = resources.pop_all()
+    return build
+
+
+def size_of_abandoned(folder: CacheFolder, key: str) -> tuple[int, int]:
+    """Return the bytes on disk and the files of the build of a key to go on with."""
+    for build_id, _ in _abandoned_builds(folder, key):
+        with contextlib.suppress(StoreError, OSError), open_build(folder, build_id) as fd:
+            listed = scan_build(fd).files
+            blocks = {file.path: os.stat(file.path, dir_fd=fd, follow_symlinks=False).st_blocks for file in listed}
+            return sum(min(file.size_bytes, 512 * blocks[file.path]) for file in listed), len(listed)
+    return 0, 0
+
+
+def _purpose(folder: CacheFolder) -> str:
+    return f"publish '{for_terminal(folder.name)}'"
+
+
+def _busy(folder: CacheFolder, holder: str, **data: Any) -> StoreBusy:
+    data = {"key": None} | data
+    return StoreBusy(f"cannot {_purpose(folder)}: {holder}; wait for it or stop it", holder=holder, **data)
+
+
+def _take_lock(folder: CacheFolder, key: str) -> locks.HeldLock:
+    """Take the writer's lock; from a writer that is gone with its host too."""
+    try:
+        # Wait a second: a process that lists the store tests this lock for a moment.
+        return locks.hold_exclusive(folder.fd, LOCK, _purpose(folder), wait_s=1.0, key=key)
+    except StoreBusy as error:
+        note = error.data["note"]
+        told = {"holder": error.data["holder"], "key": note.get("key"), "build": note.get("build")}
+        busy = StoreBusy(error.message, **told)
+    # Without a boot, or with a holder that is seen from here, the note is of an earlier holder.
+    if note.get("boot") in (None, locks.boot_id()) or any(
+        holder.exclusive for holder in locks.kernel_holders(folder.fd, LOCK)
+    ):
+        raise busy
+    signs = _signs(folder)
+    if any(is_fresh(folder, sign_ns) for sign_ns in signs.values()):
+        raise busy
+    time.sleep(BEAT_S)  # by this host's clock: the file server's may have been set
+    with hold_switch(folder, "take over from a writer whose host is gone"):
+        if _signs(folder) != signs:  # it lives, or another process has taken over meanwhile
+            raise busy
+        for build_id in beats_elsewhere(folder):
+            end_beat(folder, build_id)
+        locks.replace_lock_file(folder.fd, LOCK)
+        return locks.hold_exclusive(folder.fd, LOCK, _purpose(folder), key=key)
+
+
+def _signs(folder: CacheFolder) -> dict[str, int]:
+    return {LOCK: locks.touched_ns(folder.fd, LOCK), **beats_elsewhere(folder)}
+
+
+def _require_alone(folder: CacheFolder, but: Collection[str] = ()) -> None:
+    """Refuse if a writer on another host is at work, whose lock is not seen from here; raises StoreBusy.
+
+    One that is silent is looked at again after a beat of this host's clock, since the file server's may have been set.
+    """
+    signs = beats_elsewhere(folder, but)
+    living = [build_id for build_id, sign_ns in signs.items() if is_fresh(folder, sign_ns)]
+    if signs and not living:
+        time.sleep(BEAT_S)
+        again = beats_elsewhere(folder, but)
+        living = [build_id for build_id, sign_ns in again.items() if signs.get(build_id) != sign_ns]
+        for build_id in signs.keys() - {*living}:
+            end_beat(folder, build_id)  # the next run need not wait for it
+    if living:
+        begun = records.read_begun(folder, living[0]) or Begun()
+        holder = f"a process on {for_terminal(begun.host) or 'another host'}, which writes build {living[0]}"
+        raise _busy(folder, holder, key=begun.key or None, build=living[0])
+
+
+def _require_free(folder: CacheFolder, build_id: str) -> None:
+    """Refuse a place that somebody else has taken: what is there was begun by no run of this store."""
+    for ending in ("", BEGUN, MANIFEST, BAD):
+        if exists(folder.builds_fd, build_id + ending):
+            path = folder.build_path(build_id) + ending
+            raise StoreError(f"{for_terminal(path, 1000)} was put there by something else: move it away", path=path)
+
+
+def _abandoned_builds(folder: CacheFolder, key: str) -> Iterator[tuple[str, Begun]]:
+    """Find the unfinished builds of a key that a writer of this host left, the newest first."""
+    current = None
+    with contextlib.suppress(StoreError):
+        current = read_current(folder)
+    for build_id in build_ids(folder):
+        begun = records.read_begun(folder, build_id)
+        # What another host left may still be written by it, once it is reached again. A build that was current has lost its
+        # manifest, and its files are what readers have.
+        if begun is None or begun.key != key or not begun.is_of_this_host or is_finished(folder, build_id):
+            continue
+        if build_id != current and not begun.was_current and _is_ours(folder, build_id):
+            yield build_id, begun
+
+
+def _is_ours(folder: CacheFolder, build_id: str) -> bool:
+    """Say whether a build and its record belong to this user, or to whom the cache belongs: its files are removed and used."""
+    trusted = (os.geteuid(), os.fstat(folder.fd).st_uid)
+    with contextlib.suppress(FileNotFoundError):
+        names = (build_id, build_id + BEGUN)
+        return all(os.stat(name, dir_fd=folder.builds_fd, follow_symlinks=False).st_uid in trusted for name in names)
+    return False
+
+
+def _find_abandoned(folder: CacheFolder, key: str) -> tuple[str, Begun] | None:
+    """Find the build of a key to go on with; raises StoreBusy while what its run left is still being stopped."""
+    for build_id, begun in _abandoned_builds(folder, key):
+        try:
+            with open_build(folder, build_id) as fd:
+                # The guard of a run that was killed holds the directory until the generator is gone.
+                held = has_exclusive_holder(fd) or locks.is_locked(fd, LOCK_FILE, by_readers=False)
+                if held:
+                    wake(found.pid for found in find_holders(os.fstat(fd)))  # a guard that somebody stopped
+        except StoreError:
+            continue
+        if held or (not begun.is_dead and is_fresh(folder, records.read_beat(folder, build_id))):
+            holder = "the generator of a run that died, being stopped" if held else "a run that may still live"
+            raise _busy(folder, f"build {build_id} is written by {holder}", key=key, build=build_id)
+        return build_id, begun.by(Begun.now(key, begun.started_s))
+    return None
+
+
 class StagedBuild(Closing):
     """The one build of a cache that is being written; its path stays the same when it is published.
 
@@ -93,15 +254,13 @@ class StagedBuild(Closing):
     def __init__(
         self,
         folder: CacheFolder,
-        resources: contextlib.ExitStack,
         build_id: str,
         recipe: BuildRecipe,
         begun: Begun,
         *,
-        lock: HeldLock,
+        lock: locks.HeldLock,
         directory_fd: int,
         adopted: bool,
-        last_bytes: int | None,
     ) -> None:
         self.name, self.build_id, self.path, self.recipe = folder.name, build_id, folder.build_path(build_id), recipe
         self.adopted = adopted
@@ -111,15 +270,15 @@ class StagedBuild(Closing):
         """The contents of the build when it was last checked."""
         self.notes: list[str] = []
         """Sentences for the user about what was found and removed."""
-        self._folder, self._resources, self._begun, self._last_bytes = folder, resources, begun, last_bytes
-        self._lock, self._directory_fd = lock, directory_fd
-        self._content: tuple[BuildTree, PublishPolicy, list[Finding]] | None = None
+        self.resources = contextlib.ExitStack()
+        """What is held until this object is closed: the lock and the open directories."""
+        self._folder, self._begun, self._lock, self._directory_fd = folder, begun, lock, directory_fd
         self._done = False
 
     @property
-    def removed(self) -> dict[str, Removed]:
-        """What was removed before attempts at this build, by its path in the build."""
-        return {path: Removed(size, at_ns) for path, size, at_ns in self._begun.removed}
+    def removed(self) -> list[str]:
+        """What was removed before attempts at this build: paths in the build."""
+        return [path for path, _, _ in self._begun.removed]
 
     def prepare_resume(
         self, policy: PublishPolicy, *, window_s: float, reported: Collection[str] = (), broken: Collection[str] = ()
@@ -146,14 +305,13 @@ class StagedBuild(Closing):
         with refusing("resume", self.path), open_build(self._folder, self.build_id) as fd:
             self._require_mine(fd)
             tree = scan_build(fd)
-            known = read_growth(self._folder, self.build_id, fd)
-            recorded = read_begun(self._folder, self.build_id) or Begun()
+            known = records.read_growth(self._folder, self.build_id, fd)
             suspects = find_suspects(
                 tree.files,
                 empty={tree.leads.get(name, name) for name in find_empty(tree, policy.allow_empty_files)},
                 grew_after_ns=known if isinstance(known, int) else None,
                 window_s=window_s,
-                reported={*reported, *recorded.reported},
+                reported={*reported, *self._begun.reported},
                 broken=broken,
             )
             if suspects and isinstance(known, str):
@@ -165,8 +323,8 @@ class StagedBuild(Closing):
             links = sorted(link for link, path in tree.leads.items() if path in gone)
             if suspects:  # noted first: a run that resumes the build after a kill has to know it too
                 at_ns = make_stamp(self._folder.builds_fd).changed_ns
-                lost = self.removed | {suspect.path: Removed(suspect.size_bytes, at_ns) for suspect in suspects}
-                self._note(removed=tuple((path, was.size_bytes, was.at_ns) for path, was in lost.items()))
+                before = [one for one in self._begun.removed if one[0] not in gone]
+                self._note(removed=(*before, *((one.path, one.size_bytes, at_ns) for one in suspects)))
             for path in (*links, *sorted(gone)):
                 _remove_below(fd, path)
             if links:
@@ -182,12 +340,12 @@ class StagedBuild(Closing):
         """
         self._note(reported=())
         with refusing("write", self.record):
-            note_growth(self._folder, self.build_id)
+            records.note_growth(self._folder, self.build_id)
 
     def _note(self, **changes: Any) -> None:
         self._begun = replace(self._begun, **changes)
         with refusing("write", self.record):
-            write_begun(self._folder, self.build_id, self._begun)
+            records.write_begun(self._folder, self.build_id, self._begun)
 
     def check(self, policy: PublishPolicy, extra: Sequence[Finding] = ()) -> list[Finding]:
         """Check the generator's output: names, sizes, and whether each file can be what its format demands.
@@ -203,20 +361,14 @@ class StagedBuild(Closing):
         with open_build(self._folder, self.build_id) as fd:
             self._require_mine(fd)
             self.checked = tree = scan_build(fd)
-            found = [*check_tree(tree, policy, self._last_bytes), *extra]
-            if lost := find_unreplaced(self.removed, tree.files):
+            last = newest(build for build in list_builds(self._folder) if build.is_whole)
+            found = [*check_tree(tree, policy, last.total_bytes if last else None), *extra]
+            if lost := find_unreplaced(self._begun.removed, tree.files):
                 # The generator has used the path that it was given, before.
                 found = [*lost, *(finding for finding in found if finding.category != "empty_cache")]
-            if policy.on_broken_content != "ignore" and not tree.unreadable:
-                if self._content is None or self._content[:2] != (tree, policy):  # unchanged files are read once
-                    looked = inspect_build(fd, policy.ignore, policy.allow_empty_files)
-                    content = check_content(looked, policy.on_broken_content)
-                    content += check_parts(find_missing(fd, tree, policy.ignore), policy.on_broken_content)
-                    self._content = tree, policy, content
-                found += self._content[2]
             if not tree.unreadable:
-                holes = find_unwritten(fd, [*policy.ignore, *policy.allow_sparse])
-                found += check_unwritten(describe_unwritten(holes, {file.path: file.size_bytes for file in tree.files}))
+                looks = [*Inside(fd, tree, rules_of(policy)).look()]
+                found += judge(looks, "warn" if policy.on_broken_content == "warn" else "refuse")
         return sorted(found, key=lambda finding: finding.severity != "refuse")
 
     def publish(
@@ -252,23 +404,23 @@ class StagedBuild(Closing):
         with refusing("publish", self.path, "; it stays unfinished, and what is current stays so"):
             with open_build(self._folder, self.build_id) as fd:
                 self._require_mine(fd)
-                files, _ = digest_build(fd, ignore=policy.ignore, sync=True, threads=threads)
+                listed, _ = digest_build(fd, ignore=policy.ignore, sync=True, threads=threads)
                 # The digests took a while: the build must still be what was checked.
                 if scan_build(fd) != self.checked:
                     raise StoreError(
                         f"something wrote into {self.path} while it was published: stop it, then publish again",
                         path=self.path,
                     )
-            manifest = self._manifest(policy, files, findings, growth)
+            manifest = self._manifest(policy, listed, findings, growth)
             with hold_switch(self._folder, "publish a build", wait_s=PUBLISH_WAIT_S):
                 self.require_writer()
                 if exists(builds_fd, name):
                     raise StoreError(f"another process has published {self.path}: use that one", path=self.path)
                 # In one step: the manifest makes the build whole.
-                write_durably(builds_fd, name, encode_manifest(manifest))
+                files.write_durably(builds_fd, name, encode_manifest(manifest))
                 # Held until this object is closed, which is after the activation: a clean-up in between would take
                 # the build for unused.
-                self._resources.callback(hold_shared(builds_fd, name).release)
+                self.resources.callback(locks.hold_shared(builds_fd, name).release)
         self._done = True
         return manifest
 
@@ -289,7 +441,7 @@ class StagedBuild(Closing):
         told = [{**asdict(finding), "paths": list(finding.paths[:1000])} for finding in findings]
         with refusing("refuse", self.path), hold_switch(self._folder, "refuse a build"):
             self.require_writer()
-            write_bad(self._folder, self.build_id, "refused", message, time.time(), key=self.recipe.key, findings=told)
+            records.write_bad(self._folder, self.build_id, "refused", message, key=self.recipe.key, findings=told)
         self._done = True
         return self.path
 
@@ -299,7 +451,7 @@ class StagedBuild(Closing):
         with refusing("empty", self.path), open_build(self._folder, self.build_id) as fd:
             self._require_mine(fd)
             done = empty_directory(fd)
-            sync_directory(fd)
+            files.sync_directory(fd)
         self._note(removed=())
         if done.failed:
             raise StoreError(
@@ -310,10 +462,10 @@ class StagedBuild(Closing):
         """Remove the build, in which no generator has written."""
         self._require_open()
         with refusing("remove", self.path), hold_switch(self._folder, "discard a build"):
-            move_to_trash(self._folder.builds_fd, self.build_id)
-            remove_file(self._folder.builds_fd, self.build_id + BEGUN)
+            files.move_to_trash(self._folder.builds_fd, self.build_id)
+            files.remove_file(self._folder.builds_fd, self.build_id + BEGUN)
         with refusing("remove", self.path):
-            empty_trash(self._folder.builds_fd)
+            files.empty_trash(self._folder.builds_fd)
         self._done = True
 
     def close(self) -> None:
@@ -321,7 +473,7 @@ class StagedBuild(Closing):
         if not self._done:
             self._done = True
             end_beat(self._folder, self.build_id)
-        self._resources.close()
+        self.resources.close()
 
     def require_writer(self) -> None:
         """Refuse if another process may be the writer by now; the caller holds the switch's lock.
@@ -355,7 +507,7 @@ class StagedBuild(Closing):
     def _manifest(
         self,
         policy: PublishPolicy,
-        files: tuple[FileEntry, ...],
+        listed: tuple[FileEntry, ...],
         findings: Sequence[Finding],
         growth: Mapping[str, Any] | None,
     ) -> Manifest:
@@ -370,12 +522,18 @@ class StagedBuild(Closing):
             host={"hostname": socket.gethostname(), "kernel": platform.release(), "machine": platform.machine()},
             started_at=_iso(self._begun.started_s),
             finished_at=_iso(time.time()),
-            files=files,
+            files=listed,
             links=tuple(LinkEntry(path, target) for path, target in self.checked.links),
             growth=growth,
             warnings=tuple(finding.message for finding in findings),
             ignore=tuple(policy.ignore),
         )
+
+
+def rules_of(policy: PublishPolicy) -> Rules:
+    """Which files of a build are looked into, and for what."""
+    contents = policy.on_broken_content != "ignore"
+    return Rules(policy.ignore, policy.allow_empty_files, policy.allow_sparse, contents)
 
 
 def _remove_below(build_fd: int, path: str) -> None:

@@ -1,24 +1,31 @@
 """Lists a build: files, links and entries that do not belong there, walked by descriptor.
 
-Unlike a scan of the watch it tolerates no race: a build that is being published must not change. It reads no contents
-(see `verification`).
+Unlike a scan of the watch it tolerates no race: a build that is being published must not change. It reads no contents.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.directories import OPEN_DIRECTORY
-from prefect_cachewatch.common.removal import Entry, look
+from prefect_cachewatch.common.removal import Entry, look, open_below
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreError
-from prefect_cachewatch.store.files import refusing, sync_directory
+from prefect_cachewatch.store.files import refusing
 
 _MAX_DEPTH = 200
+
+
+class Said(NamedTuple):
+    """What a look says of a file: the message is a sentence without its subject, the file."""
+
+    category: str
+    path: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,8 @@ class BuildTree:
     others: list[str] = field(default_factory=list)
     escapes: list[str] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
+    #: Each directory before what is in it; not compared, since their order may be another one.
+    directories: list[str] = field(default_factory=list, compare=False)
 
     @property
     def total_bytes(self) -> int:
@@ -63,9 +72,6 @@ class BuildTree:
         return {file.path: sorted(by_links.get(file.path, [file.path])) for file in self.files}
 
 
-Visit = Callable[[int, ScannedFile, str], None]
-
-
 def scan_build(build_fd: int) -> BuildTree:
     """List a build.
 
@@ -81,42 +87,21 @@ def scan_build(build_fd: int) -> BuildTree:
         StoreError: a part of it vanishes meanwhile, or the storage fails.
     """
     tree = BuildTree()
-    walk_build(build_fd, tree, lambda _directory_fd, file, _name: tree.files.append(file))
+    # A new open file description: scandir moves the position of the one that it reads.
+    with Opened(os.open(".", OPEN_DIRECTORY, dir_fd=build_fd)) as fd:
+        _walk(fd, "", look(build_fd), os.path.realpath(f"/proc/self/fd/{build_fd}"), tree, 0)
     tree.files.sort(key=lambda file: file.path)
-    tree.links.sort()
-    tree.others.sort()
-    tree.escapes.sort()
-    tree.unreadable.sort()
+    for found in (tree.links, tree.others, tree.escapes, tree.unreadable):
+        found.sort()
     return tree
 
 
-def walk_build(build_fd: int, tree: BuildTree, visit: Visit, *, sync: bool = False) -> None:
-    """Visit each regular file of a build while its directory is open.
+def open_file(build_fd: int, path: str) -> int:
+    """Open a regular file of a build for reading, without following a link on the way.
 
     Args:
         build_fd: descriptor of the build's directory.
-        tree: gets links and entries that do not belong, but no files.
-        visit: called with the directory's descriptor, the file, and its name in that directory.
-        sync: make each directory's entries durable on the way back.
-
-    Raises:
-        StoreError: a part of it vanishes meanwhile, or the storage fails.
-    """
-    top = look(build_fd)
-    real_root = os.path.realpath(f"/proc/self/fd/{build_fd}")
-    # A new open file description: scandir moves the position of the one that it reads.
-    fd = os.open(".", OPEN_DIRECTORY, dir_fd=build_fd)
-    with Opened(fd):
-        _walk(fd, "", top, real_root, tree, visit, sync, 0)
-
-
-def open_file(directory_fd: int, name: str, path: str) -> int:
-    """Open a regular file of a build for reading.
-
-    Args:
-        directory_fd: descriptor of its directory.
-        name: its name there.
-        path: its path, for messages.
+        path: of the file, relative to it.
 
     Returns:
         A descriptor.
@@ -124,8 +109,9 @@ def open_file(directory_fd: int, name: str, path: str) -> int:
     Raises:
         StoreError: it vanished, cannot be read, or is not a regular file any more.
     """
-    with refusing("read", path, named=f"'{for_terminal(path)}'"):
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory_fd)
+    above, _, name = path.rpartition("/")
+    with refusing("read", path, named=f"'{for_terminal(path)}'"), Opened(open_below(build_fd, above)) as above_fd:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=above_fd)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise StoreError(
@@ -134,9 +120,8 @@ def open_file(directory_fd: int, name: str, path: str) -> int:
     return fd
 
 
-def _walk(
-    fd: int, here: str, top: Entry, real_root: str, tree: BuildTree, visit: Visit, sync: bool, depth: int
-) -> None:
+def _walk(fd: int, here: str, top: Entry, real_root: str, tree: BuildTree, depth: int) -> None:
+    tree.directories.append(here)
     directories: list[str] = []
     try:
         with os.scandir(fd) as entries:
@@ -144,19 +129,16 @@ def _walk(
                 path = here + entry.name
                 status = entry.stat(follow_symlinks=False)
                 if stat.S_ISREG(status.st_mode):
-                    file = ScannedFile(
-                        path, status.st_size, status.st_mtime_ns, status.st_ino, status.st_nlink, status.st_ctime_ns
-                    )
+                    times = status.st_mtime_ns, status.st_ino, status.st_nlink, status.st_ctime_ns
+                    tree.files.append(ScannedFile(path, status.st_size, *times))
                     if not _is_readable(status) and not os.access(entry.name, os.R_OK, dir_fd=fd):
                         tree.unreadable.append((path, "Permission denied"))
-                    visit(fd, file, entry.name)
                 elif stat.S_ISLNK(status.st_mode):
-                    target = os.readlink(entry.name, dir_fd=fd)
                     leads = _leads_inside(f"{real_root}/{path}", real_root)
                     if leads is None:
                         tree.escapes.append(path)
                     else:
-                        tree.links.append((path, target))
+                        tree.links.append((path, os.readlink(entry.name, dir_fd=fd)))
                         tree.leads[path] = leads
                 elif stat.S_ISDIR(status.st_mode) and look(fd, entry.name).is_beside(top):
                     directories.append(entry.name)
@@ -173,9 +155,7 @@ def _walk(
                 tree.unreadable.append((here + name, os.strerror(error.errno or 0)))
                 continue
             with Opened(below):
-                _walk(below, f"{here}{name}/", top, real_root, tree, visit, sync, depth + 1)
-        if sync:
-            sync_directory(fd)
+                _walk(below, f"{here}{name}/", top, real_root, tree, depth + 1)
     except PermissionError as error:
         tree.unreadable.append((here.rstrip("/") or ".", os.strerror(error.errno or 0)))
     except OSError as error:

@@ -7,26 +7,23 @@ import hashlib
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from prefect_cachewatch.common.closing import Opened
-from prefect_cachewatch.common.directories import OPEN_DIRECTORY
+from prefect_cachewatch.common.removal import open_below
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import BuildDamaged, StoreError
-from prefect_cachewatch.store.files import refusing
+from prefect_cachewatch.store.files import refusing, sync_directory
 from prefect_cachewatch.store.manifest import DIGEST_ALGORITHM, FileEntry, Manifest
 from prefect_cachewatch.store.names import matches_any
-from prefect_cachewatch.store.tree import BuildTree, ScannedFile, open_file, scan_build, walk_build
+from prefect_cachewatch.store.tree import BuildTree, open_file, scan_build
 
 _NAMED = 3
-
-
 _BUFFER_BYTES = 1 << 20
-# Files opened ahead of the threads: few, since each holds a descriptor.
-_AHEAD = 16
 _local = threading.local()
 
 
@@ -84,16 +81,24 @@ def verify_files(
     Raises:
         StoreError: a file cannot be read or changes meanwhile.
     """
-    digests: dict[str, str] | None = None
+    tree = scan_build(build_fd)
+    found, digests = {file.path: file.size_bytes for file in tree.files}, dict[str, str]()
+    changed = {file.path for file in tree.files if changed_since_ns is not None and file.changed_ns > changed_since_ns}
     if depth == "full":
         entries, tree = digest_build(build_fd, ignore=manifest.ignore)
+        found |= {entry.path: entry.size_bytes for entry in entries}
         digests = {entry.path: entry.digest for entry in entries}
-    else:
-        tree = scan_build(build_fd)
-        if changed_since_ns is not None:
-            digests = _digest_changed(build_fd, manifest, tree, changed_since_ns)
-    sizes = {file.path: file.size_bytes for file in tree.files}
-    problems = compare_files(manifest, sizes, dict(tree.links), digests, ignore=manifest.ignore)
+    for entry in manifest.files:
+        if found.get(entry.path) != entry.size_bytes:
+            # A size, or an absence, may come from the memory of an NFS client: whoever opens a file asks its server.
+            with contextlib.suppress(StoreError), Opened(open_file(build_fd, entry.path)) as fd:
+                found[entry.path] = os.fstat(fd).st_size
+                changed.add(entry.path)
+        if found.get(entry.path) == entry.size_bytes and entry.path not in digests:
+            # A file without a change since publication has the same contents: nothing can set a change time back.
+            read = depth == "full" or (changed_since_ns is not None and entry.path in changed)
+            digests[entry.path] = digest_file(build_fd, entry.path).digest if read else entry.digest
+    problems = compare_files(manifest, found, dict(tree.links), digests, ignore=manifest.ignore)
     problems += [Problem("special", p, f"{for_terminal(p)} is no regular file") for p in tree.others]
     problems += [
         Problem("link", p, f"{for_terminal(p)} is a link that leads out of the build or nowhere") for p in tree.escapes
@@ -106,21 +111,11 @@ def verify_files(
     return Verdict(depth, tuple(problems), manifest.total_files, manifest.total_bytes)
 
 
-def _digest_changed(build_fd: int, manifest: Manifest, tree: BuildTree, since_ns: int) -> dict[str, str]:
-    # A file without a change since then has the same contents: nothing can set a change time back.
-    found = {entry.path: entry.digest for entry in manifest.files}
-    listed = {entry.path: entry.size_bytes for entry in manifest.files}
-    for file in tree.files:
-        if file.changed_ns > since_ns and listed.get(file.path) == file.size_bytes:
-            found[file.path] = digest_below(build_fd, file.path)
-    return found
-
-
 def compare_files(
     manifest: Manifest,
     sizes: Mapping[str, int],
     links: Mapping[str, str],
-    digests: Mapping[str, str] | None = None,
+    digests: Mapping[str, str],
     *,
     ignore: Sequence[str] = (),
     by: str = "the manifest",
@@ -131,7 +126,7 @@ def compare_files(
         manifest: the list.
         sizes: bytes of every regular file, by path.
         links: target of every link, by path.
-        digests: digest of every file, by path; None to compare names and sizes only.
+        digests: digest of every file, by path.
         ignore: globs of files that may be there without being listed.
         by: what the manifest is called in a message.
 
@@ -145,7 +140,7 @@ def compare_files(
             found.append(("missing", entry.path, "is missing"))
         elif size != entry.size_bytes:
             found.append(("size", entry.path, f"has {size} bytes, and {by} says {entry.size_bytes}"))
-        elif digests is not None and digests.get(entry.path) != entry.digest:
+        elif digests.get(entry.path) != entry.digest:
             found.append(("digest", entry.path, f"has other contents than {by} says"))
     listed = {link.path: link.target for link in manifest.links}
     found += [
@@ -194,65 +189,38 @@ def default_threads() -> int:
     return max(1, min(8, len(os.sched_getaffinity(0))))
 
 
-def digest_descriptor(fd: int, path: str) -> tuple[int, str]:
-    """Digest a file by its descriptor, and refuse one that changes meanwhile.
-
-    Args:
-        fd: open for reading, at its start.
-        path: for messages.
-
-    Returns:
-        Bytes read and the digest in hexadecimal.
-
-    Raises:
-        BuildDamaged: it could not be read.
-        StoreError: the file changed while it was read.
-
-    Example:
-        >>> digest_descriptor(os.open("/dev/null", os.O_RDONLY), "null")[1][:8]
-        'e3b0c442'
-    """
-    before = os.fstat(fd)
-    digest = hashlib.new(DIGEST_ALGORITHM)
-    view = _buffer()
-    size = 0
-    with refusing("read", path, kind=BuildDamaged, named=f"'{for_terminal(path)}'"):
-        while count := os.readv(fd, [view]):
-            digest.update(view[:count])
-            size += count
-    after = os.fstat(fd)
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or size != after.st_size:
-        raise StoreError(
-            f"'{for_terminal(path)}' changed while it was read: something still writes into the build; "
-            "stop it, then publish again",
-            path=path,
-        )
-    return size, digest.hexdigest()
-
-
-def digest_below(build_fd: int, path: str) -> str:
-    """Digest one file of a build by its relative path, without following a link on the way.
+def digest_file(build_fd: int, path: str, *, sync: bool = False) -> FileEntry:
+    """Digest one file of a build, and refuse one that changes meanwhile.
 
     Args:
         build_fd: descriptor of the build's directory.
         path: of the file, relative to it.
+        sync: also make it durable, by the descriptor that was read.
 
     Returns:
-        The digest in hexadecimal.
+        Its entry in a manifest.
 
     Raises:
-        StoreError: it cannot be read or changes meanwhile.
+        BuildDamaged: it could not be read.
+        StoreError: it vanished, or changed while it was read.
     """
-    parent, _, name = path.rpartition("/")
-    with contextlib.ExitStack() as stack:
-        fd = build_fd
-        with refusing("read", path, named=f"'{for_terminal(path)}'"):
-            for part in filter(None, parent.split("/")):
-                fd = os.open(part, OPEN_DIRECTORY, dir_fd=fd)
-                stack.callback(os.close, fd)
-        file = open_file(fd, name, path)
-        stack.callback(os.close, file)
-        return digest_descriptor(file, path)[1]
+    digest, size, view = hashlib.new(DIGEST_ALGORITHM), 0, _buffer()
+    with Opened(open_file(build_fd, path)) as fd:
+        before = os.fstat(fd)
+        with refusing("read", path, kind=BuildDamaged, named=f"'{for_terminal(path)}'"):
+            while count := os.readv(fd, [view]):
+                digest.update(view[:count])
+                size += count
+        after = os.fstat(fd)
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or size != after.st_size:
+            raise StoreError(
+                f"'{for_terminal(path)}' changed while it was read: something still writes into the build; "
+                "stop it, then publish again",
+                path=path,
+            )
+        if sync:
+            os.fsync(fd)
+    return FileEntry(path, size, digest.hexdigest())
 
 
 def digest_build(
@@ -266,50 +234,23 @@ def digest_build(
     Args:
         build_fd: descriptor of the build's directory.
         ignore: globs of files that are not part of the cache.
-        sync: also make each file and directory durable, by the descriptor that was read.
+        sync: also make each file and directory durable.
         threads: files read in parallel; default one for each core.
 
     Returns:
-        The files in order of path, and the tree of links and entries that do not belong.
+        The files in order of path, and what else is there.
 
     Raises:
         StoreError: a file cannot be read or changes meanwhile.
     """
-    globs = list(ignore)
-    tree = BuildTree()
-    entries: list[FileEntry] = []
-    pending: set[Future[FileEntry]] = set()
-
+    tree, globs = scan_build(build_fd), list(ignore)
+    paths = [file.path for file in tree.files if not matches_any(file.path, globs)]
     with ThreadPoolExecutor(threads or default_threads(), thread_name_prefix="digest") as pool:
-
-        def collect(down_to: int) -> None:
-            nonlocal pending
-            while len(pending) > down_to:
-                done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                entries.extend(future.result() for future in done)
-
-        def visit(directory_fd: int, file: ScannedFile, name: str) -> None:
-            if matches_any(file.path, globs):
-                return
-            collect(_AHEAD)
-            fd = open_file(directory_fd, name, file.path)
-            tree.files.append(file)
-            pending.add(pool.submit(_digest_and_close, fd, file, sync))
-
-        walk_build(build_fd, tree, visit, sync=sync)
-        collect(0)
-    tree.unreadable.sort()
-    tree.files.sort(key=lambda file: file.path)
-    tree.links.sort()
-    return tuple(sorted(entries, key=lambda entry: entry.path)), tree
-
-
-def _digest_and_close(fd: int, file: ScannedFile, sync: bool) -> FileEntry:
-    with Opened(fd):
-        size, digest = digest_descriptor(fd, file.path)
-        if sync:
-            os.fsync(fd)
-    return FileEntry(file.path, size, digest)
+        entries = tuple(pool.map(partial(digest_file, build_fd, sync=sync), paths))
+    for path in reversed(tree.directories) if sync else ():
+        with Opened(open_below(build_fd, path)) as fd:
+            sync_directory(fd)
+    return entries, tree
 
 
 def _buffer() -> memoryview:

@@ -21,7 +21,7 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import ScanError
 from prefect_cachewatch.measure.growth import Growth
 from prefect_cachewatch.measure.scanner import DirectoryScanner
-from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE, IgnoreTest, compile_ignore
+from prefect_cachewatch.measure.walk import DEFAULT_IGNORE, IgnoreTest
 from prefect_cachewatch.supervise.open_files import list_open_files
 from prefect_cachewatch.supervise.proc import descendants
 
@@ -218,8 +218,8 @@ def _names(paths: Sequence[str]) -> str:
 
 
 @functools.cache
-def _no_cache() -> IgnoreTest | None:  # made when it is asked for: most runs never do
-    return compile_ignore(NO_CACHE)
+def _no_cache() -> IgnoreTest:  # made when it is asked for: most runs never do
+    return IgnoreTest(NO_CACHE)
 
 
 def is_no_cache(path: str) -> bool:
@@ -233,8 +233,7 @@ def is_no_cache(path: str) -> bool:
         [True, True, False]
     """
     directory, _, name = path.rpartition("/")
-    ignored = _no_cache()
-    noise = ignored is not None and ignored(name, directory[1:] + "/")
+    noise = _no_cache()(name, directory[1:] + "/")
     return noise or path.startswith((*_NOT_CACHES, f"{os.path.realpath(state_home())}/"))
 
 

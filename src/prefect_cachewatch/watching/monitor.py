@@ -16,11 +16,11 @@ from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import ScanError, ScanTimeout
 from prefect_cachewatch.measure.growth import Growth
 from prefect_cachewatch.measure.scanner import MIN_DEADLINE_S
-from prefect_cachewatch.watching.outcomes import describe_link
+from prefect_cachewatch.watching.outcomes import describe_link, describe_shared
 from prefect_cachewatch.watching.refusal import Refusal, find_refusal
 from prefect_cachewatch.watching.sections import LoggedProgress
 from prefect_cachewatch.watching.site import CacheDirectories
-from prefect_cachewatch.watching.stall import MIN_GROWTH_BYTES, Measurement, StallRule, Verdict
+from prefect_cachewatch.watching.stall import MIN_GROWTH_BYTES, Measurement, StallRule, Verdict, effective_poll_s
 
 SAMPLES_MAX = 500
 _SLICE_S = 0.25  # how soon a wait for a slow scan notices that the generator has ended
@@ -30,10 +30,7 @@ _DEATHS_MAX = 3
 _RENEWALS_MAX = 4
 _LINES_BYTES_PER_S = 4096  # a tree that hangs may still print lines
 _SILENT_KINDS = ("no_growth", "never_started", "never_ready")
-# If a full scan takes more than this share of the poll interval, only each tenth poll makes one, or fewer, so that
-# full scans take at most a tenth of the time. The other scans stop when they would take more than this share.
-_FULL_SHARE = 0.05
-_FULL_EVERY = 10
+_SCANS_PER_POLL = 20  # scans take at most a twentieth of the time
 
 
 @dataclass(frozen=True)
@@ -120,9 +117,9 @@ class GrowthMonitor:
         self.warnings: list[str] = []
         """The notes that are told while the work runs."""
         self.verdict = Verdict("growing")
-        self.scan_s = float(baseline["scan_s"])
-        """How long the last full scan took."""
-        self._partial_scans = 0
+        self._took_s = deque([0.0, 0.0, float(baseline["scan_s"])], maxlen=3)
+        for path in site.shared:
+            self.warn(describe_shared(path))
         self.samples: list[Sample] = []
         self._clock = clock
         self._told = told
@@ -160,6 +157,7 @@ class GrowthMonitor:
         """
         while True:
             now_s = self._clock()
+            self._stretch_poll()
             due = max(now_s, self.began_s + self.rule.next_delay_s())
             if wait(due - now_s):
                 break
@@ -195,7 +193,7 @@ class GrowthMonitor:
         return True
 
     def measure(self, ended: Callable[[], bool], late_s: float = 0.0) -> Verdict:
-        """Make one scan and judge it; a partial one if full ones are expensive and no verdict depends on it.
+        """Make one scan and judge it.
 
         Args:
             ended: says whether the work has ended, which cuts the wait for a slow scan short.
@@ -222,10 +220,7 @@ class GrowthMonitor:
             self.rule.pass_over(ended_s)
         else:
             self._deaths = 0
-        full = bool(answer.get("full", True))
-        self._partial_scans = 0 if full else self._partial_scans + 1
-        if full:
-            self.scan_s = float(answer["scan_s"])
+        self._took_s.append(float(answer["scan_s"]))
         bad = [root for root in answer["roots"] if root["missing"] or root["error"]]
         if bad:
             self.problem = f"{bad[0]['path']}: {bad[0]['error']}"
@@ -265,7 +260,7 @@ class GrowthMonitor:
         touched = self.growth.touched_ns is not None
         self.touched_in_pause = (touched and not grown) or (self.touched_in_pause and not grown)
         self.in_place = () if grown else tuple(answer.get("in_place") or self.in_place)
-        self.verdict = self.rule.observe(began_s, ended_s, self._measurement(answer, ended_s), late_s, full=full)
+        self.verdict = self.rule.observe(began_s, ended_s, self._measurement(answer, ended_s), late_s)
         self._add_sample(ended_s)
         return self.verdict
 
@@ -294,31 +289,29 @@ class GrowthMonitor:
         least = min(self.site.scanner.deadline_s, max(limit, _SHORTEST_DEADLINE_S))
         return max(least, 5 * self.site.scanner.last_scan_s)
 
-    def _must_be_full(self, ended: Callable[[], bool]) -> bool:
-        share = self.scan_s / self.rule.poll_s
-        return (
-            share <= _FULL_SHARE
-            or self._partial_scans + 1 >= _FULL_EVERY * max(1.0, share)
-            or self.problem is not None
-            or self._begin_anew
-            or ended()
-            or self.rule.needs_full(self.began_s)
-        )
+    def _stretch_poll(self) -> None:
+        """Measure a tree that takes long less often, though never less than twice a window.
+
+        This holds for the next wait; the last one is judged by its own poll.
+        """
+        # A single slow scan shows a busy host and not a large tree.
+        longest_s = min(_SCANS_PER_POLL * min(self._took_s), self.rule.window_s / 2)
+        self.rule.poll_s = max(effective_poll_s(self.rule.policy), longest_s)
 
     def _scan_with_a_spare(self, deadline_s: float, ended: Callable[[], bool]) -> dict[str, Any]:
         """Scan; once more with a new process, if the scan process was killed."""
         try:
-            return self._scan(deadline_s, ended, self._must_be_full(ended))
+            return self._scan(deadline_s, ended)
         except ScanError as error:
             if not self._replace_dead(error):
                 raise
         try:
-            return self._scan(deadline_s + MIN_DEADLINE_S, ended, full=True)  # it has to start first
+            return self._scan(deadline_s + MIN_DEADLINE_S, ended)  # it has to start first
         except ScanError as error:
             self._replace_dead(error)
             raise
 
-    def _scan(self, deadline_s: float, ended: Callable[[], bool], full: bool) -> dict[str, Any]:
+    def _scan(self, deadline_s: float, ended: Callable[[], bool]) -> dict[str, Any]:
         scanner = self.site.scanner
         stop_s = self._clock() + deadline_s
         if scanner.pending:
@@ -331,10 +324,7 @@ class GrowthMonitor:
             # A new ledger begins at zero: the counts so far are carried over.
             self._offset = self.growth
         else:
-            asked: dict[str, Any] = {} if full else {"full": False, "budget_s": _FULL_SHARE * self.rule.poll_s}
-            if self.rule.asks_for_space(self.began_s):
-                asked["space"] = True
-            scanner.send("scan", **asked)
+            scanner.send("scan", space=self.rule.asks_for_space(self.began_s))
         return self._receive(stop_s, ended)
 
     def _receive(self, stop_s: float, ended: Callable[[], bool]) -> dict[str, Any]:

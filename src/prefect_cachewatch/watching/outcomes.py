@@ -233,6 +233,19 @@ def describe_link(link: str, target: str) -> str:
     )
 
 
+def describe_shared(path: str) -> str:
+    """Say that a cache directory is everybody's.
+
+    Example:
+        >>> describe_shared("/tmp")
+        'cache directory /tmp is shared: what other programs write there counts as growth and hides a stall; name a directory of its own below it'
+    """
+    return (
+        f"cache directory {for_terminal(path)} is shared: what other programs write there counts as growth and hides a stall; "
+        "name a directory of its own below it"
+    )
+
+
 def describe_told(told: LoggedProgress | None, at_s: float) -> str:
     """Describe in a further sentence what the output had told of progress by a moment.
 

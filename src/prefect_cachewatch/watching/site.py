@@ -154,6 +154,8 @@ class CacheDirectories(Closing):
         self.paths: list[str] = []
         self.lock_fds: list[int] = []
         self.mounts: dict[str, Mount | None] = {}
+        self.shared: list[str] = []
+        """Directories that every user may write to."""
         try:
             self._check(list(dict.fromkeys(map(str, cache_dirs))), create, expected_bytes)
             for path in self.paths if lock else ():
@@ -318,6 +320,8 @@ class CacheDirectories(Closing):
                 raise CacheDirectoryError(answer["error"], path=path)
             else:
                 self._check_space(path, answer, expected_bytes)
+            if answer.get("shared") and resolved not in self.shared:
+                self.shared.append(resolved)
             self.mounts[resolved] = mount_of(resolved, mounts)
             if resolved not in self.paths:
                 self.paths.append(resolved)

@@ -1,10 +1,8 @@
 """The stall rule: measurements in, verdict out. Pure; time comes in as an argument.
 
 Stall time is accumulated observed time: at most two polls per tick, and nothing for the time by which a wait ended
-late, so that a paused machine or a late scan is no stall. A verdict needs a full scan that began when the window had
-already passed. `next_delay_s` gives the time of the next scan: polls are aligned with the deadlines. Scans in between
-may be partial (`needs_full`). Neither a suspicion nor a verdict depends on a partial scan, so growth that it misses
-only delays a suspicion.
+late, so that a paused machine or a late scan is no stall. A verdict needs a scan that began when the window had already
+passed. `next_delay_s` gives the time of the next scan: polls are aligned with the deadlines.
 """
 
 from __future__ import annotations
@@ -162,14 +160,14 @@ class StallRule:
         self.last_growth_s: float | None = None
         self.suspicions: list[Suspicion] = []
         self.reading: Reading | None = None
-        self._longest_silence_s = 0.0  # while it wrote
+        # While it wrote; windows are derived from it, so it is the most that it can have been.
+        self._longest_silence_s = 0.0
         self._gaps = 0
+        self._silent = True  # whether a scan since the last growth saw none
         self._tick_s = started_s
         self._stood_still = False
-        self._confirm = False
         self._refusals = 0
-        self._full = True
-        # The begin of the last full scan: later dates can be believed, and all earlier growth has been seen.
+        # The begin of the last scan: later dates can be believed, and all earlier growth has been seen.
         self._seen_all_s = started_s
         self._progress = Measurement(0, 0)
         self._blind_s = 0.0
@@ -200,24 +198,7 @@ class StallRule:
         limit = 0.6 * self.window_s
         if self._gaps < _GAPS_BEFORE_LEARNING:
             return limit
-        return min(limit, max(4 * self.poll_s, 3 * self.longest_pause_s))
-
-    def needs_full(self, now_s: float) -> bool:
-        """Say whether a scan that begins now must be a full one, since it may lead to more than "growing".
-
-        Args:
-            now_s: monotonic time.
-
-        Returns:
-            Whether by then a pause may be a suspicion, or a verdict is due, or earlier scans have failed.
-        """
-        pause_s = self.pause_s + max(0.0, now_s - self._tick_s)
-        return (
-            self._confirm
-            or self._refusals > 0
-            or self._blind_s > 0
-            or pause_s >= min(self.suspect_after_s, self.window_s) - _EPSILON_S
-        )
+        return min(limit, max(4 * self.poll_s, 3 * self._longest_silence_s))
 
     def asks_for_space(self, now_s: float) -> bool:
         """Say whether a scan that begins now should look whether the storage takes writes: the silence is long enough.
@@ -235,9 +216,7 @@ class StallRule:
         left_s = _NO_SPACE_AFTER_S - self.pause_s
         return left_s if left_s > _EPSILON_S and not self.phases.silence_expected else self.poll_s
 
-    def observe(
-        self, began_s: float, ended_s: float, seen: Measurement, late_s: float = 0.0, *, full: bool = True
-    ) -> Verdict:
+    def observe(self, began_s: float, ended_s: float, seen: Measurement, late_s: float = 0.0) -> Verdict:
         """Take in one scan.
 
         Args:
@@ -246,8 +225,6 @@ class StallRule:
             seen: its counters.
             late_s: seconds by which it began late; more than a timer's error means that the machine or this process
                 was suspended.
-            full: whether it saw all files. If not, its growth counts and its silence counts as time, but it leads to no
-                suspicion and no verdict; `needs_full` asks for a full one next.
 
         Returns:
             The verdict.
@@ -258,16 +235,21 @@ class StallRule:
         wrote = self._has_written(seen)
         age_s = self._progress_age_s(seen, wrote)
         if age_s is None:
+            self._silent = True
             self.pause_s += credit
             self._unwritten_s += credit
         else:
-            # Growth is dated by the file's own change time, never before the last full scan. If something stood still
+            # Growth is dated by the file's own change time, never before the last scan. If something stood still
             # in between, its date is meaningless, and the growth is taken as new.
             oldest_s = min(began_s - credit, self._seen_all_s)
             grew_s = ended_s if self._stood_still else min(max(ended_s - age_s, oldest_s), ended_s)
             pause_s = min(max(0.0, began_s - grew_s), self.pause_s + credit)
-            gap_s = self.pause_s + credit - pause_s
-            self._note_silence(gap_s)
+            # Only the last growth of a scan has a date, so this is the most that the pause before its first growth can have
+            # been. Where no scan between was silent, what is known of it is the silence at the end of the scan before:
+            # the poll's length is no pause to tell of, but a window has to allow for it.
+            most_s = self.pause_s + credit - pause_s
+            gap_s = most_s if self._silent else self.pause_s
+            self._note_silence(most_s)
             if self.first_write_s is not None and wrote:
                 # Lines of progress do not make time of writing shorter: churning stays churning.
                 self._writing_s += min(self._unwritten_s + credit - pause_s, self.policy.stall_after_s)
@@ -276,26 +258,22 @@ class StallRule:
                 self._note_progress(max(grew_s, self.last_growth_s or grew_s), gap_s, seen)
             else:
                 self._clear_suspicion(grew_s)
+            self._silent = False
             self.pause_s = self._unwritten_s = pause_s
         if seen.told_age_s is not None:
             self._note_told(began_s, ended_s - seen.told_age_s)
         self.phases.look(self.pause_s, has_written=self.first_write_s is not None, bytes_present=seen.bytes_present)
         churning = self._churning(seen)
-        self._full = full
-        if full:
-            self._seen_all_s = began_s
-        self._confirm = churning
+        self._seen_all_s = began_s
         silent = age_s is None and seen.told_age_s is None
         self._refusals = self._refusals + 1 if seen.refusal is not None and silent else 0
-        if churning and wrote and full:
+        if churning and wrote:
             return self._verdict("stalled", "churning")
-        if not full:
-            self._confirm = churning or self.pause_s >= min(self.suspect_after_s, self.window_s) - _EPSILON_S
-        elif age_s is None and self._silent_too_long(ended_s, seen):
+        if age_s is None and self._silent_too_long(ended_s, seen):
             return self._verdict("stalled", self._silent_kind())
-        elif seen.refusal is not None and self._refusals >= _LOOKS:
+        if seen.refusal is not None and self._refusals >= _LOOKS:
             return self._verdict("stalled", seen.refusal.kind, seen.refusal)
-        return self._open_verdict(ended_s, full)
+        return self._open_verdict(ended_s)
 
     def observe_blind(self, now_s: float, tick_limit_s: float, missing: bool) -> Verdict:
         """Take in that a scan failed or did not answer: neither bytes nor silence.
@@ -341,15 +319,14 @@ class StallRule:
         suspect_in = self.suspect_after_s - self.pause_s
         if suspect_in > _EPSILON_S:
             due.append(suspect_in)
-        if self._confirm and self.pause_s >= min(self.suspect_after_s, self.window_s) - _EPSILON_S and not self._full:
-            return 0.0
         return max(0.0, min(due))
 
     @property
     def longest_silence_s(self) -> float | None:
         """The longest silence while it wrote, the present one included; None if nothing was written.
 
-        A server's last silence is its warm-up, even if it is too short to have begun one.
+        Where the scans leave its length open, it is the most that it can have been: up to a poll more than
+        `longest_pause_s` tells. A server's last silence is its warm-up, even if it is too short to have begun one.
         """
         if self.first_write_s is None:
             return None
@@ -424,6 +401,7 @@ class StallRule:
         if pause_s < self.pause_s:
             if self.first_write_s is not None:
                 self.longest_pause_s = max(self.longest_pause_s, self.pause_s - pause_s)
+            self._note_silence(self.pause_s - pause_s)
             self.pause_s = pause_s
             self._clear_suspicion(told_s)
 
@@ -462,16 +440,11 @@ class StallRule:
             part(mark.allocated_written, first.allocated_written, now.allocated_written),
         )
 
-    def _open_verdict(self, now_s: float, full: bool = True) -> Verdict:
+    def _open_verdict(self, now_s: float) -> Verdict:
         limit = self.max_duration_s
         if limit is not None and now_s - self.started_s >= limit - _EPSILON_S:
             return self._verdict("deadline_exceeded")
-        if (
-            self.pause_s >= self.suspect_after_s - _EPSILON_S
-            and full
-            and not self._blind_s
-            and not self.phases.silence_expected
-        ):
+        if self.pause_s >= self.suspect_after_s - _EPSILON_S and not self._blind_s and not self.phases.silence_expected:
             if not self.suspicions or self.suspicions[-1].cleared_at_s is not None:
                 self.suspicions.append(Suspicion(now_s - self.started_s, self.pause_s, self._why()))
             return self._verdict("suspected")

@@ -51,9 +51,9 @@ def publish(store, files=None, *, name="c", activate=True, recipe=None, **fields
 
 
 def seen(watch, numbers):
-    """What the scan process does with each scan of everything."""
+    """What the scan process does with each scan."""
     watch.begin_scan()
-    watch.end_scan(numbers, True)
+    watch.end_scan(numbers)
 
 
 def states(store, name="c"):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate, pairwise
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.errors import InputError
@@ -118,6 +121,34 @@ def test_the_longest_silence_of_a_run_is_what_the_window_is_compared_with_the_en
     never = Run()
     never.go(50)
     assert never.rule.longest_silence_s is None
+
+
+@given(st.lists(st.floats(0.05, 90), min_size=3, max_size=40), st.sampled_from([1.0, 7.0, 15.0, 40.0]))
+def test_a_window_is_never_learned_below_the_longest_pause_that_truly_was(pauses_s: list[float], poll_s: float):
+    rule = StallRule(StallPolicy(stall_after_s=300, first_write_within_s=300, poll_s=poll_s), 0.0)
+    grew_s = list(accumulate(pauses_s))
+    before_s, scan, last_s, written = 0.0, 0, 0.0, 0
+    while last_s < grew_s[-1]:
+        scan += 1
+        seen = [t for t in grew_s if before_s < t <= scan * poll_s]
+        before_s, last_s, written = scan * poll_s, max([last_s, *seen]), written + 4096 * len(seen)
+        age_s = before_s - last_s if seen else None
+        assert not rule.observe(before_s, before_s, Measurement(*[written] * 4, newest_age_s=age_s)).final
+    first_s = rule.first_write_s or 0.0
+    longest_s = max((b - a for a, b in pairwise([first_s, *(t for t in grew_s if t > first_s)])), default=0.0)
+    assert longest_s <= (rule.longest_silence_s or 0.0) + 1e-6
+    learned = learn_window([rule.longest_silence_s] * 5, 1e9, poll_s)
+    assert learned is not None
+    assert learned.window_s >= max(pauses_s[1:])
+
+
+def test_silences_between_lines_of_progress_are_learned_too():
+    run = Run()
+    run.go(100, 9000)
+    for t in range(105, 405, 5):
+        told_age_s = 0.0 if t % 60 == 0 else None
+        run.rule.observe(t, t, Measurement(9000, 9000, told_age_s=told_age_s))
+    assert run.rule.longest_silence_s == 60
 
 
 def test_a_servers_last_silence_is_its_warm_up():

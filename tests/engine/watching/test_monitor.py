@@ -42,7 +42,7 @@ class World:
     """A site, a clock and a script."""
 
     on_network = False
-    paths, ignore = ["/c"], []
+    paths, ignore, shared = ["/c"], [], []
 
     def __init__(self, *script, **policy):
         self.now, self.script, self.restarts = 0.0, list(script), 0
@@ -59,12 +59,12 @@ class World:
         return self.monitor.measure(lambda: False)
 
 
-def answer(written, *, scan=0, age_s=0.0, grown=None, errors=(), scan_s=0.01, full=True, **root):
+def answer(written, *, scan=0, age_s=0.0, grown=None, errors=(), scan_s=0.01, **root):
     grown = written > 0 if grown is None else grown
     growth = Growth(written, written, written, written, written, written, 1, None, 1 if grown else None,
                     "/c/f" if grown else None)  # fmt: skip
     return {
-        "roots": [ROOT | root], "directories": 1, "errors": list(errors), "scan": scan, "scan_s": scan_s, "full": full,
+        "roots": [ROOT | root], "directories": 1, "errors": list(errors), "scan": scan, "scan_s": scan_s,
         "growth": growth._asdict(), "newest_changed_age_s": age_s if grown else None, "touched_age_s": None,
     }  # fmt: skip
 
@@ -246,55 +246,29 @@ def test_samples_are_bounded_and_keep_their_ends():
     assert [s.at_s for s in samples] == sorted({s.at_s for s in samples})
 
 
-def polls(scan_s, count, grown=True, poll_s=15):
-    """Poll a directory of which a full scan takes so long; returns which polls asked for a full scan."""
-    world = World(poll_s=poll_s)
-    world.monitor.scan_s = scan_s
-    for n in range(1, count + 1):
-        asked_before = len(world.scanner.asked)
-        world.script[:] = [answer(8192 * n if grown else 0, scan=n, scan_s=scan_s)]
-        world.now = world.monitor.began_s + world.rule.next_delay_s()
-        full = world.monitor._must_be_full(lambda: False)
-        world.script[0]["full"] = full
-        world.monitor.measure(lambda: False)
-        assert (world.scanner.asked[asked_before] == {}) is full
-    return [asked == {} for asked in world.scanner.asked]
+@pytest.mark.parametrize(("scan_s", "poll_s"), [(0.01, 15), (1.0, 20), (9.0, 30)])
+def test_a_tree_that_takes_long_is_measured_less_often_and_twice_a_window_at_least(scan_s, poll_s):
+    took_s = [9.0, 0.01, 0.01, scan_s, scan_s, scan_s, 0.01]
+    world = World(*[answer(8192 * n, scan=n, scan_s=s) for n, s in enumerate(took_s, 1)], stall_after_s=60)
+    waits_s: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        world.now += seconds
+        waits_s.append(seconds)
+        return len(waits_s) == 7
+
+    world.monitor.run(wait, lambda: False)
+    assert waits_s == [15] * 6 + [poll_s]
 
 
-def test_cheap_scans_are_all_full():
-    assert polls(0.75, 25) == [True] * 25
+def test_a_long_wait_counts_in_full_though_the_scan_after_it_is_quick():
+    world = World(
+        *[answer(8192 * min(n, 3), scan=n, grown=n < 4, scan_s=5.0 if n < 4 else 0.0) for n in range(1, 40)], poll_s=3
+    )
 
+    def wait(seconds: float) -> bool:
+        world.now += seconds
+        return False
 
-def test_every_tenth_of_dear_scans_is_full():
-    assert polls(0.76, 30) == ([False] * 9 + [True]) * 3
-
-
-def test_scans_that_take_longer_than_a_poll_are_full_less_often_still():
-    assert polls(30.0, 40) == ([False] * 19 + [True]) * 2
-
-
-def test_partial_scans_stop_at_a_share_of_the_poll():
-    world = World(answer(8192, scan=1, full=False), poll_s=20)
-    world.monitor.scan_s = 5.0
-    world.measure(at=15)
-    assert world.scanner.asked == [{"full": False, "budget_s": 1.0}]
-    assert world.monitor.scan_s == 5.0
-
-
-def test_a_long_pause_is_looked_at_with_full_scans_only():
-    world = World(answer(8192, scan=1, full=False), stall_after_s=60)
-    world.monitor.scan_s = 5.0
-    world.measure(at=15)
-    for at, full in ((30, False), (45, False), (51, True), (60, True), (75, True)):
-        world.script[:] = [answer(8192, scan=2, grown=False, full=full)]
-        verdict = world.measure(at)
-        assert world.scanner.asked[-1].get("full", True) is full, at
-    assert verdict.kind == "no_growth"
-
-
-def test_the_last_scan_is_a_full_one():
-    world = World(answer(8192, scan=1))
-    world.monitor.scan_s = 5.0
-    world.now = 5
-    world.monitor.measure(lambda: True)
-    assert world.scanner.asked == [{}]
+    assert world.monitor.run(wait, lambda: False).kind == "no_growth"
+    assert world.now == 9 + 60

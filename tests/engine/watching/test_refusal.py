@@ -75,7 +75,7 @@ class Silence:
                 self.looks.append(now)
             refusal = FAULT if look and any(begin <= now < stop for begin, stop in self.full) else None
             seen = Measurement(8192, 8192, newest_age_s=0.0, refusal=refusal)
-            verdict = self.rule.observe(now, now, seen, full=self.rule.needs_full(now))
+            verdict = self.rule.observe(now, now, seen)
             if verdict.final:
                 return now, verdict
         return now, None
@@ -110,7 +110,7 @@ def test_the_first_look_waits_for_no_poll_and_costs_one_scan(poll_s):
     while now < 100:
         now += silence.rule.next_delay_s()
         scans.append(now)
-        silence.rule.observe(now, now, Measurement(8192, 8192), full=True)
+        silence.rule.observe(now, now, Measurement(8192, 8192))
     assert 34 in scans
     polls = [at for at in scans if at != 34]
     assert len(polls) <= 96 / poll_s + 1

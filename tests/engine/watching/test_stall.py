@@ -198,12 +198,24 @@ def test_after_eight_gaps_three_times_the_longest_is_suspicious():
     assert not verdict.final
 
 
+def test_pauses_go_by_the_dates_of_growth_and_not_by_the_polls():
+    run = Run(stall_after_s=300, poll_s=15)
+    for n in range(10):
+        run.at(15.0 * n, MIB, age_s=0.5)
+    assert (run.rule.longest_pause_s, run.rule.longest_silence_s) == (0.5, 15)
+    run.at(150)
+    run.at(165, MIB, age_s=5)
+    assert run.rule.longest_pause_s == 160 - 134.5
+
+
 def test_a_suspicion_is_never_sooner_than_four_polls_and_never_later_than_six_tenths():
     run = Run(stall_after_s=300, poll_s=15)
     for n in range(10):
         run.at(15 * n, MIB, age_s=14)
     assert run.rule.suspect_after_s == 60
-    run.rule.longest_pause_s = 290
+    for t in range(150, 240, 15):
+        run.at(t)
+    run.at(240, MIB)
     assert run.rule.suspect_after_s == 180
 
 
@@ -439,82 +451,16 @@ def test_a_silent_generator_is_stopped_at_its_window_at_any_poll(window_s, poll_
     assert t == pytest.approx(window_s, abs=0.0011)
 
 
-# Partial scans
-
-
-def partial_rule(**policy) -> StallRule:
-    return StallRule(StallPolicy(**{"stall_after_s": 100, "first_write_within_s": 100, "poll_s": 10, **policy}), 0.0)
-
-
-def test_nothing_is_suspected_or_decided_on_a_partial_scan():
-    rule = partial_rule()
-    rule.observe(10, 10, Measurement(8192, 8192, 8192, 8192, 0.0))
-    for t in range(20, 120, 10):
-        assert rule.observe(t, t, Measurement(8192, 8192, 8192, 8192), full=False).status == "growing"
-    assert rule.pause_s == 100
-    assert rule.suspicions == []
-    assert rule.needs_full(110)
-    assert rule.next_delay_s() == 0
-    assert rule.observe(110, 110, Measurement(8192, 8192, 8192, 8192)).kind == "no_growth"
-
-
-def test_a_scan_that_may_show_a_pause_worth_a_suspicion_must_be_a_full_one():
-    rule = partial_rule()
-    rule.observe(10, 10, Measurement(8192, 8192, 8192, 8192, 0.0))
-    assert [rule.needs_full(t) for t in (20, 69, 70, 110)] == [False, False, True, True]
-
-
-def test_after_blindness_the_next_scan_is_a_full_one():
-    rule = partial_rule()
-    rule.observe_blind(10, 10, missing=False)
-    assert rule.needs_full(11)
-    rule.observe(20, 20, Measurement(0, 0))
-    assert not rule.needs_full(21)
-
-
-def test_growth_that_partial_scans_missed_is_dated_by_the_file_back_to_the_last_full_scan():
-    rule = partial_rule()
-    rule.observe(10, 10, Measurement(8192, 8192, 8192, 8192, 0.0))
-    for t in (20, 30, 40):
-        rule.observe(t, t, Measurement(8192, 8192, 8192, 8192), full=False)
-    rule.observe(50, 50, Measurement(16384, 16384, 16384, 16384, 28.0))
-    assert (rule.last_growth_s, rule.pause_s) == (22, 28)
-    # The full scan at 50 saw all there was, so what is found now is no older, whatever its date says.
-    rule.observe(60, 60, Measurement(32768, 32768, 32768, 32768, 59.0))
+def test_growth_is_dated_no_earlier_than_the_scan_before_which_saw_all_there_was():
+    rule = StallRule(StallPolicy(stall_after_s=100, first_write_within_s=100, poll_s=10), 0.0)
+    rule.observe(50, 50, Measurement(8192, 8192, 8192, 8192, 0.0))
+    rule.observe(60, 60, Measurement(16384, 16384, 16384, 16384, 59.0))
     assert (rule.last_growth_s, rule.pause_s) == (50, 10)
 
 
-def test_growth_that_is_found_late_and_older_than_what_is_known_does_not_lengthen_the_pause():
-    rule = partial_rule()
-    rule.observe(10, 10, Measurement(8192, 8192, 8192, 8192, 0.0))
-    rule.observe(30, 30, Measurement(16384, 16384, 16384, 16384, 0.0), full=False)
-    rule.observe(40, 40, Measurement(32768, 32768, 32768, 32768, 25.0))
-    assert (rule.last_growth_s, rule.pause_s) == (30, 10)
-
-
-def test_the_dates_of_growth_are_not_believed_back_beyond_a_standstill():
-    rule = partial_rule()
-    rule.observe(10, 10, Measurement(8192, 8192, 8192, 8192, 0.0))
-    rule.observe(20, 20, Measurement(8192, 8192, 8192, 8192), full=False)
-    rule.observe(530, 530, Measurement(8192, 8192, 8192, 8192), late_s=500, full=False)
-    rule.observe(540, 540, Measurement(16384, 16384, 16384, 16384, 525.0))
-    assert rule.pause_s == 10
-
-
-def test_churning_is_decided_on_a_full_scan_only():
-    rule = partial_rule()
-    t, full = 0, False
-    while t < 2000:
-        t += 10
-        full = rule.needs_full(t)
-        verdict = rule.observe(t, t, Measurement(8192 * t, 8192 * t, 4096, 4096, 0.0), full=full)
-        if verdict.final:
-            break
-    assert (verdict.kind, full) == ("churning", True)
-
-
 def test_the_windows_allow_for_an_attribute_cache():
-    rule = partial_rule(attribute_cache_s=60, first_write_within_s=500)
+    windows = {"stall_after_s": 100, "first_write_within_s": 500, "attribute_cache_s": 60}
+    rule = StallRule(StallPolicy(**windows, poll_s=10), 0.0)
     assert rule.window_s == 560
     rule.observe(10, 10, Measurement(8192, 8192, 8192, 8192, 0.0))
     assert (rule.window_s, rule.suspect_after_s) == (160, 96)

@@ -22,7 +22,7 @@ class Server:
         self.written, self.present = 0, self.warmup.present_at_start
         self.now = 0.0
 
-    def at(self, t: float, written: int = 0, *, full: bool = True) -> Verdict:
+    def at(self, t: float, written: int = 0) -> Verdict:
         self.now = t
         self.written += written
         self.present += written
@@ -30,7 +30,7 @@ class Server:
             self.written, self.written, self.written, self.written,
             newest_age_s=0.0 if written else None, bytes_present=self.present,
         )  # fmt: skip
-        return self.rule.observe(t, t, seen, full=full)
+        return self.rule.observe(t, t, seen)
 
     def poll_until(self, t: float) -> None:
         """Measure at each poll, nothing growing."""
@@ -121,24 +121,6 @@ def test_silence_that_would_be_warm_up_is_not_suspected_and_any_other_is():
     assert [each.at_s for each in stalling.rule.suspicions] == [195]
 
 
-def test_neither_warm_up_nor_its_end_rests_on_a_scan_that_did_not_see_everything():
-    server = Server()
-    server.at(15, MIB)
-    server.poll_until(300)
-    assert server.rule.needs_full(314) is False
-    assert server.rule.needs_full(315) is True
-    assert server.at(315, full=False).status == "growing"
-    assert server.rule.phases.now == "writing"
-    assert server.rule.next_delay_s() == 0
-    server.at(315.1)
-    assert server.rule.phases.now == "warm_up"
-    server.poll_until(1800)
-    assert server.rule.needs_full(1814) is False
-    assert server.rule.needs_full(1815) is True
-    assert server.at(1815.5, full=False).status == "growing"
-    assert server.at(1815.6).kind == "never_ready"
-
-
 def test_the_time_limit_of_an_attempt_holds_in_warm_up_too():
     server = Server(windows=WINDOWS | {"max_duration_s": 600})
     server.at(15, MIB)
@@ -156,19 +138,18 @@ def test_a_file_system_that_cannot_be_measured_in_warm_up_is_blindness_not_silen
 
 @settings(max_examples=150, deadline=None)
 @given(
-    steps=st.lists(st.tuples(st.floats(1, 400), st.sampled_from([0, 0, MIB]), st.booleans()), min_size=1, max_size=40),
+    steps=st.lists(st.tuples(st.floats(1, 400), st.sampled_from([0, 0, MIB])), min_size=1, max_size=40),
     expected=st.sampled_from([None, 5 * MIB]),
     present=st.sampled_from([0, 7 * MIB]),
 )
 def test_a_verdict_never_falls_before_its_window_and_never_ready_only_in_warm_up(steps, expected, present):
     server = Server(expected_bytes=expected, present_at_start=present)
     now, last_growth = 0.0, 0.0
-    for delay_s, written, full in steps:
+    for delay_s, written in steps:
         now += delay_s
-        verdict = server.at(now, written, full=full)
+        verdict = server.at(now, written)
         if written:
             last_growth = now
-        assert full or not verdict.final
         if verdict.final:
             windows = {"no_growth": 300, "never_started": 1200, "never_ready": 1800, "churning": 0}
             assert now - last_growth >= windows[verdict.kind] - 1e-2

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from prefect_cachewatch.measure import snapshot
-from prefect_cachewatch.measure.snapshot import Walk, compile_ignore, walk_directories
+from prefect_cachewatch.measure import walk as walk_module
+from prefect_cachewatch.measure.walk import IgnoreTest, StatCalls, Walk, sort_entries
 from support import needs_root, unavailable
 
 
@@ -20,16 +20,28 @@ def _back_to_where_we_were(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # the walk leaves its process in /
 
 
-def look(*roots: Path, ignore: tuple[str, ...] = ()) -> tuple[dict[str, int], Walk]:
+class Sizes:
+    """Takes in every directory; `seen` is {path: size}, `after` is called with the names of each part."""
+
+    def __init__(self, after=lambda names: None):
+        self.seen: dict[str, int] = {}
+        self.after = after
+
+    def take(self, directory, parts):
+        below = []
+        for part in parts:
+            kinds = sort_entries(part, IgnoreTest([]))
+            self.seen.update((directory + name, s.st_size) for name, s in zip(kinds.names, kinds.stats, strict=True))
+            below += [(part.names[at], part.stats[at]) for at in kinds.below]
+            self.after(part.names)
+        return below
+
+
+def look(*roots: Path, after=lambda names: None) -> tuple[dict[str, int], Walk]:
     """Walk and return {path: size} of what was shown to the visitor."""
-    seen: dict[str, int] = {}
-
-    def visit(directory, rank, names, stats):
-        for name, status in zip(names, stats, strict=True):
-            seen[directory + name] = status.st_size
-
-    walk = walk_directories([str(root) for root in roots], ignore, visit)
-    return seen, walk
+    sizes = Sizes(after)
+    walk = Walk([str(root) for root in roots], sizes)
+    return sizes.seen, walk
 
 
 def put(path: Path, size: int = 1) -> Path:
@@ -71,17 +83,15 @@ def test_what_vanishes_or_turns_into_a_link_between_list_and_open_is_left_out(tm
         put(tmp_path / "c/link/f", 2),
         put(tmp_path / "c/file/f"),
     )
-    seen = {}
 
-    def visit(directory, rank, names, stats):
-        seen.update((directory + name, status.st_size) for name, status in zip(names, stats, strict=True))
+    def after(names):
         if "trigger" in names:  # the names below have been listed, none has been opened
             for name in ("gone", "link", "file"):
                 shutil.rmtree(tmp_path / "c" / name)
             (tmp_path / "c/link").symlink_to(tmp_path / "elsewhere")
             (tmp_path / "c/file").touch()
 
-    walk = walk_directories([str(tmp_path / "c")], [], visit)
+    seen, walk = look(tmp_path / "c", after=after)
     assert list(seen) == [str(tmp_path / "c/trigger")]
     assert walk.errors == []
     assert walk.roots[0].error is None
@@ -117,10 +127,9 @@ def deep(tmp_path):
 
 def test_what_lies_deeper_than_a_hundred_levels_is_named_and_the_rest_is_counted(deep):
     before = os.listdir("/proc/self/fd")
-    sizes: list[int] = []
-    walk = walk_directories([str(deep)], [], lambda _, __, ___, stats: sizes.extend(s.st_size for s in stats))
+    seen, walk = look(deep)
     assert [error.rpartition(": ")[2] for error in walk.errors] == ["File name too long"]
-    assert (walk.directories, sorted(sizes)) == (101, [2, 3])
+    assert (walk.directories, sorted(seen.values())) == (101, [2, 3])
     assert os.listdir("/proc/self/fd") == before
 
 
@@ -198,12 +207,50 @@ def _as_nobody(root: Path):
     ],
 )
 def test_a_glob_ignores_what_it_says(glob, name, directory, ignored):
-    assert compile_ignore([glob])(name, directory) is ignored
+    assert IgnoreTest([glob])(name, directory) is ignored
 
 
 def test_calls_that_take_long_because_the_host_is_busy_are_made_by_no_threads(monkeypatch):
-    monkeypatch.setattr(snapshot, "_WAITING_S", -1.0)  # whatever they take is long, but none of them waits for anybody
-    calls = snapshot.StatCalls()
+    monkeypatch.setattr(
+        walk_module, "_WAITING_S", -1.0
+    )  # whatever they take is long, but none of them waits for anybody
+    calls = StatCalls()
     assert len(calls.all(["/"] * 200)) == 200
     assert (calls.threaded, calls.settled) == (False, True)
     calls.close()
+
+
+MOUNTED_MEANWHILE = """
+import os, subprocess, sys
+from pathlib import Path
+from prefect_cachewatch.measure.ledger import Ledger
+from prefect_cachewatch.measure.scan_process import birth_ns
+from prefect_cachewatch.measure.walk import Walk
+
+cache, theirs = Path(sys.argv[1], "c"), Path(sys.argv[1], "theirs")
+for place in (cache / "d", theirs):
+    place.mkdir(parents=True)
+    (place / "f").write_bytes(b"x" * 10)
+ledger = Ledger(birth_ns)
+def scan():
+    ledger.begin()
+    Walk([str(cache)], ledger)
+    return ledger.end().bytes_written
+scan()
+subprocess.run(["mount", "--bind", theirs, cache / "d"], check=True)
+(theirs / "f").write_bytes(b"x" * 5000)
+held = open(cache / "d/g", "ab")
+held.write(b"x" * 7000)
+held.flush()
+os.unlink(held.name)
+print(scan(), scan())
+"""
+
+
+def test_what_is_mounted_below_in_mid_run_is_no_growth(tmp_path):
+    needs_root("mounting")
+    words = ["unshare", "-m", sys.executable, "-c", MOUNTED_MEANWHILE, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if "mount:" in done.stderr:
+        unavailable(done.stderr)
+    assert done.stdout == "0 0\n", done.stderr

@@ -1,10 +1,9 @@
-"""Whether the content of a file can be what its format demands: real files, each cut and damaged, and hostile ones."""
+"""Whether the content of a file can be what its format demands: real files, each cut and damaged, and large headers."""
 
 from __future__ import annotations
 
 import io
 import json
-import os
 import struct
 import time
 import tracemalloc
@@ -19,7 +18,7 @@ from tests.written import write_gguf, write_safetensors, write_tensorbin, write_
 
 from prefect_cachewatch.store.formats import inspect
 
-REAL = Path(__file__).parents[3] / "data" / "formats"
+REAL = Path(__file__).parents[2] / "data" / "formats"
 
 
 def see(data, name):
@@ -71,16 +70,15 @@ WHOLE = {
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_whole_file_is_whole(name):
     found = see(WHOLE[name], name)
-    assert (found.verdict, found.message) == ("whole", "has the sizes and offsets that its header says")
+    assert (found.verdict, found.message) == ("whole", "has the length that its header says")
 
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_no_prefix_of_a_file_is_whole(name):
     data = WHOLE[name]
-    verdicts = {see(data[:end], name).verdict for end in range(len(data))}
-    # A GGUF without padding can be read.
-    allowed = {".gguf": {"suspicious"}}.get(Path(name).suffix, set())
-    assert verdicts <= {"broken"} | allowed
+    padding = {"a.gguf": 64, "words.gguf": 64, "gguf-0.19.0.gguf": 32}.get(name, 0)  # which a loader does without
+    verdicts = {see(data[:end], name).verdict for end in range(len(data) - padding)}
+    assert verdicts == {"broken"}
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -88,38 +86,6 @@ def test_any_changed_bit_gives_a_verdict(name):
     data = WHOLE[name]
     for at in range(min(len(data), 600)):
         see(data[:at] + bytes([data[at] ^ (1 << at % 8)]) + data[at + 1 :], name)
-
-
-def change(name, form, at):
-    data = bytearray(WHOLE[name])
-    (value,) = struct.unpack_from(form, data, at)
-    struct.pack_into(form, data, at, value + 1)
-    return see(bytes(data), name)
-
-
-@pytest.mark.parametrize(
-    ("name", "form", "place", "sentence"),
-    [
-        ("a.safetensors", "<Q", lambda d: 0, "no valid JSON"),
-        ("a.tensorbin", "<Q", lambda d: 0, "not aligned to 8"),
-        ("a.tensorbin", "<Q", lambda d: d.index(struct.pack("<QQ", 0, 64)) + 8, "should end at byte"),
-        ("a.tensorbin", "<Q", lambda d: d.index(struct.pack("<QQ", 0, 64)), "should end at byte"),
-        ("ttnn-0.81.1.tensorbin", "<Q", lambda d: d.index(struct.pack("<QQ", 0, 64)) + 8, "should end at byte"),
-        ("a.gguf", "<Q", lambda d: 8, "within the tensor|within another"),
-        ("a.gguf", "<Q", lambda d: d.index(struct.pack("<QQI", 32, 2, 8)), "no multiple of 32"),
-        ("a.gguf", "<Q", lambda d: d.index(struct.pack("<IQ", 0, 128)) + 4, "not aligned to 64"),
-        ("a.npy", "<H", lambda d: 8, "without valid type"),
-        ("a.npy", "<B", lambda d: d.index(b"(3, 4)") + 1, "elements end at"),
-        ("model.pt", "<I", lambda d: len(d) - 6, "as a zip archive"),
-        ("model.pt", "<I", lambda d: len(d) - 10, "as a zip archive"),
-        ("model.pt", "<I", lambda d: d.index(b"PK\x01\x02") + 42, "as a zip archive"),
-        ("model.pt", "<I", lambda d: d.index(b"PK\x01\x02") + 24, "two sizes for the member 'model/data.pkl'"),
-    ],
-)  # fmt: skip
-def test_one_changed_length_is_refused(name, form, place, sentence):
-    found = change(name, form, place(WHOLE[name]))
-    assert found.verdict == "broken"
-    assert any(word in found.message for word in sentence.split("|")), found
 
 
 def refused(data, name):
@@ -130,36 +96,20 @@ def refused(data, name):
 
 def test_what_a_damaged_file_is_told():
     tensor = WHOLE["a.safetensors"]
+    size = len(tensor)
     assert refused(tensor[:-1], "a.safetensors") == (
-        f"is cut off: the tensor 't' should end at byte {len(tensor)}, and its data ends at byte {len(tensor) - 1}"
+        f"is cut off: its tensors should end at byte {size}, and the file has {size - 1}"
     )
-    assert refused(tensor + b"\0", "a.safetensors").startswith("has 1 bytes behind its last tensor")
+    assert refused(tensor + b"\0", "a.safetensors").startswith("has 1 bytes behind its tensors")
     assert refused(b"", "a.pt") == "is empty, and is named like zip"
-    assert refused(bytes(5000), "a.pt") == "begins with zeros, and is named like zip"
-    assert inspect(io.BytesIO(b"x" * 5000), "a.tensorbin").verdict == "unknown"
+    assert refused(bytes(5000), "a.pt") == "does not begin like zip, as its name says: it is cut off or damaged"
+    assert see(b"x" * 5000, "a.tensorbin").verdict == "unknown"
     assert refused(bytes(5000), "a.tensorbin").startswith("is cut off or no tensorbin: its header should have 0 bytes")
-    assert refused(b"not numpy", "a.npy") == "does not begin like npy, as its name says"
+    assert refused(struct.pack("<Q", 24) + b"\xff" * 24, "a.tensorbin") == "has a header that makes no sense"
+    assert refused(struct.pack("<Q", 2) + b"[]", "a.safetensors") == "has a header that makes no sense"
+    assert refused(b"not numpy", "a.npy") == "does not begin like npy, as its name says: it is cut off or damaged"
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
     assert "git lfs pull" in refused(pointer, "model.safetensors") == refused(pointer, "model.pt")
-
-
-@pytest.mark.parametrize(
-    ("changed", "sentence"),
-    [
-        ({"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 12]}, "12 bytes for the tensor 'a', and its shape and type F32 need 24"),
-        ({"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "8 bytes between its tensors"),
-        ({"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}, "the tensor 'b' at byte 148, within the tensor 'a'"),
-        ({"dtype": "F32", "shape": [3], "data_offsets": [12, 0]}, "ends before it begins"),
-        ({"dtype": "F32", "shape": [-3], "data_offsets": [0, 12]}, "no valid type, shape and offsets for the tensor 'a'"),
-        ({"dtype": "F32", "shape": [2**62, 4], "data_offsets": [0, 12]}, "the tensor 'a' an impossible shape"),
-        ({"dtype": "F32", "shape": [1] * 65, "data_offsets": [0, 4]}, "impossible shape"),
-        ({"dtype": 1, "shape": [3]}, "no valid type"),
-        ([], "no valid type"),
-    ],
-)  # fmt: skip
-def test_a_header_of_safetensors_that_contradicts_itself_is_refused(changed, sentence):
-    tensors = {"a": ("F32", [3], b"x" * 12), "b": ("U8", [4], b"y" * 4)}
-    assert sentence in refused(write_safetensors(tensors, a=changed), "x.safetensors")
 
 
 def test_a_type_that_is_not_known_here_is_not_refused():
@@ -168,38 +118,10 @@ def test_a_type_that_is_not_known_here_is_not_refused():
     assert see(write_tensorbin([2, 2], 77, [(0, 1)], b"x"), "x.tensorbin").verdict == "whole"
 
 
-@pytest.mark.parametrize(
-    ("data", "sentence"),
-    [
-        (write_tensorbin([2, 2], 1, [(0, 16), (8, 16)], b"x" * 24, mesh=(2,)), "a shard at byte"),
-        (write_tensorbin([2, 2], 1, [(0, 16), (16, 16)], b"x" * 32), "2 shards, more than the mesh has devices"),
-        (write_tensorbin([2, 8], 1, [(0, 16)], b"x" * 16), "16 bytes for a tensor of shape (2, 8) and type float32, which needs 64"),
-        (write_tensorbin([2, 2], 0, [(0, 9)], b"x" * 9), "has 9 bytes for a tensor"),
-        (write_tensorbin([2, 2], 0, [(0, 0)], b""), "a shard of no bytes"),
-        (struct.pack("<Q", 24) + bytes(24), "no valid flatbuffer"),
-        (struct.pack("<Q", 24) + b"\xff" * 24, "no valid flatbuffer"),
-    ],
-)  # fmt: skip
-def test_a_tensorbin_that_contradicts_itself_is_refused(data, sentence):
-    assert sentence in refused(data, "x.tensorbin")
-
-
 def test_bytes_that_belong_to_nothing_are_suspicious_where_a_loader_passes_over_them():
     for name in ("a.tensorbin", "a.gguf", "a.npy"):
-        found = see(WHOLE[name] + b"trailing", name)
-        assert found.verdict == "suspicious" and found.message.startswith("has 8 bytes behind"), found
-    gap = write_tensorbin([2, 2], 1, [(0, 16), (128, 16)], b"x" * 144, mesh=(2,))
-    assert see(gap, "x.tensorbin").message.startswith("has 112 bytes before byte")
-    assert see(WHOLE["a.gguf"][:-1], "a.gguf").message == "lacks the last 1 bytes of padding"
-
-
-def test_other_contents_in_a_member_are_suspicious():
-    data = WHOLE["model.pt"].replace(b"x" * 40, bytes(40))
-    found = see(data, "model.pt")
-    assert (found.verdict, found.message) == (
-        "suspicious",
-        "has other contents in the member 'model/data/0' than its checksum says, or was written without checksums",
-    )
+        found = see(WHOLE[name] + bytes(64), name)
+        assert found.verdict == "suspicious" and "bytes behind its" in found.message, found
 
 
 def test_a_name_is_not_trusted():
@@ -223,22 +145,8 @@ def test_what_the_readers_do_not_understand_is_unknown():
         assert see(data, name).verdict == "unknown", name
 
 
-def test_a_pipe_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "x.npy")
-    assert inspect(tmp_path / "x.npy").message == "is no regular file"
-    with pytest.raises(FileNotFoundError):
-        inspect(tmp_path / "missing.npy")
-
-
 def header(text):
     return struct.pack("<Q", len(text)) + text
-
-
-def members(count):
-    """A directory of members of one byte of name, none of which is there."""
-    entry = b"PK\x01\x02" + bytes(24) + struct.pack("<H", 1) + bytes(16) + b"x"
-    end = b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, count % 65536, count % 65536, count * len(entry), 4, 0)
-    return b"PK\x03\x04" + entry * count + end
 
 
 MANY = 1 << 40
@@ -256,7 +164,6 @@ HOSTILE = {
     "nested.gguf": b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 0) + struct.pack("<IIQ", 9, 9, 1) * 9 + bytes(64),
     "shape.npy": npy(np.zeros(1)).replace(b"(1,), }" + b" " * 40, b"(" + b"9" * 45 + b"}"),
     "directory.pt": b"PK\x03\x04" + bytes(20 << 20) + b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, 0, 0, 20 << 20, 4, 0),
-    "members.pt": members(80_000),
     "large.pt": b"PK\x03\x04" + b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, 0xFFFF, 0xFFFF, MANY % 7, 4, 0),
     "shards.tensorbin": struct.pack("<Q", 4 << 20) + struct.pack("<I", 4) + b"\x01\x00\x00\x00" * ((1 << 20) - 1),
 }  # fmt: skip
