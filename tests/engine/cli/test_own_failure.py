@@ -12,7 +12,7 @@ def test_an_error_of_our_own_is_125_and_asks_for_a_report(tmp_path, monkeypatch,
     def broken(*_, **__):
         raise ZeroDivisionError("x")
 
-    monkeypatch.setattr("prefect_cachewatch.cli.exec.place_job", broken)
+    monkeypatch.setattr("prefect_cachewatch.cli.exec.EngineClient", broken)
     try:
         with pytest.raises(SystemExit) as ended:
             main(["exec", "--cache-dir", str(tmp_path / "c"), "--", "true"])
