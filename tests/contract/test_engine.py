@@ -23,7 +23,8 @@ WAITS = "(PLACE / 'up').touch()\nwhile not (PLACE / 'end').exists(): time.sleep(
 def test_what_is_needed_was_loaded_before_the_generator_starts(place: Place) -> None:
     copy, report = place.root / "copy", place.root / "report.json"
     shutil.copytree(Path(prefect_cachewatch.__file__).parent, copy / "prefect_cachewatch")
-    code = f"import sys; sys.path.insert(0, {str(copy)!r}); from prefect_cachewatch.cli.main import main; main()"
+    load = "from importlib.metadata import entry_points as e; (c,) = e(group='console_scripts', name='cachewatch'); c.load()()"
+    code = f"import sys; sys.path.insert(0, {str(copy)!r}); {load}"
     command = f"import shutil; shutil.rmtree({str(copy)!r}); import time; time.sleep(3600)"
     options = ("exec", "--cache-dir", place.cache, *HANGS, "--report", report, "--log", "log", "--record", "run.jsonl")
     argv = [sys.executable, "-c", code, *map(str, options), "--", sys.executable, "-c", command]
