@@ -389,5 +389,5 @@ def test_when_a_file_was_written_goes_by_no_date_that_it_was_given(tmp_path, dat
     file.write_bytes(b"x")
     os.utime(file, (date, date))
     os.utime(tmp_path, (date, date))
-    assert abs(probe_file(str(file))["changed_at"] - file.stat().st_ctime) < 1e-3
+    assert probe_file(str(file))["changed_age_s"] < 600
     assert probe_directory(str(tmp_path))["changed_age_s"] < 600

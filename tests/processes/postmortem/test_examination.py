@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import sys
 import threading
-from types import SimpleNamespace
 
 from prefect_cachewatch.common.aside import InPlace
 from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
 from prefect_cachewatch.evidence.filesystem import FilesystemProbe
-from prefect_cachewatch.evidence.model import Evidence, GrowthFacts
+from prefect_cachewatch.evidence.model import Evidence
 from prefect_cachewatch.evidence.rules import find_cause
 from prefect_cachewatch.run.examination import PostMortem
 from prefect_cachewatch.watching.attempt import Watch, run_watch
@@ -45,25 +44,11 @@ def test_a_thread_that_is_late_is_no_silence_of_the_file_system(tmp_path, monkey
 
     monkeypatch.setattr("prefect_cachewatch.evidence.filesystem.probe_directory", late)
     probe = FilesystemProbe([str(tmp_path)])
-    probe.start()
     assert asked.wait(60)
     (facts,) = probe.facts().values()
     answer.set()
     assert (facts.responded, facts.error) == (True, "not known: the thread that asks was late")
     assert find_cause(Evidence(filesystems=(facts,))).category != "filesystem_unresponsive"
-
-
-def test_evidence_that_is_late_blames_nothing_but_the_helper():
-    class Late(InPlace):
-        def consult(self, *_, **__):
-            raise TimeoutError(errno.ETIMEDOUT, "its file system does not answer")
-
-    examiner = PostMortem(files=Late())
-    output, site = SimpleNamespace(tail=lambda: "", kept=lambda: b""), SimpleNamespace(paths=["/x"])
-    watch = SimpleNamespace(supervisor=None, output=output, site=site, places=())
-    examiner._collect(watch, GrowthFacts, [], None)
-    assert examiner.evidence is None
-    assert examiner.notes == ["no evidence was collected: the helper that collects it was late (2.5 s)"]
 
 
 def test_a_crash_is_named_even_if_the_helper_that_collects_evidence_is_late(tmp_path):
@@ -81,3 +66,5 @@ def test_a_crash_is_named_even_if_the_helper_that_collects_evidence_is_late(tmp_
         "x failed: memory ran out: MemoryError: *** [<module> (<string>:1)]. Exit code 1. Tensor cache generation failed: "
     )
     assert outcome.diagnosis is not None and outcome.diagnosis.category == "host_out_of_memory"
+    # A busy machine delays it as much as a file system that hangs: neither is blamed.
+    assert examiner.notes == ["no evidence was collected: the helper that collects it was late (2.5 s)"]
