@@ -77,8 +77,10 @@ def bundle(tmp_path_factory) -> Path:
         "2026-11-20T14:00:00.000+00:00", 600.2, growth, StopSection(300.0, 0.01, [], [], []),
         Listing(len(entries), 5, False, entries, [DirectoryTotal(HOSTILE[0], 3, 5)]), HOSTILE, HOSTILE, headline=everything,
     )  # fmt: skip
-    content = BundleContent(report, evidence, find_cause(evidence), lambda size: everything.encode() * 3)
-    return write_bundle(root / "bundles", content, [str(cache)]).path
+    content = BundleContent(report, evidence, find_cause(evidence), [str(cache)], log_tail=everything.encode() * 3)
+    path, _ = write_bundle(content, root / "bundles")
+    assert path is not None
+    return Path(path)
 
 
 @pytest.fixture

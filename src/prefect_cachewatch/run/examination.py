@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prefect_cachewatch.common.aside import Files, InPlace
-from prefect_cachewatch.common.files import is_special
 from prefect_cachewatch.common.mounts import is_in
-from prefect_cachewatch.common.secrets import redact, redact_all, whole_lines
+from prefect_cachewatch.common.secrets import redact, redact_all
 from prefect_cachewatch.evidence.causes import Cause
 from prefect_cachewatch.evidence.collector import collect_evidence, kept_text, log_text
 from prefect_cachewatch.evidence.ended import EndedProcesses
@@ -25,7 +24,6 @@ from prefect_cachewatch.evidence.proctree import sample_processes
 from prefect_cachewatch.evidence.readings import FILLING_BYTES_PER_S
 from prefect_cachewatch.evidence.rules import find_cause
 from prefect_cachewatch.report.bundle import BundleContent, write_bundle
-from prefect_cachewatch.report.bundlestore import choose_bundle_root, prune_bundles
 from prefect_cachewatch.report.headline import describe_cancelled, how_it_ended, how_long, make_headline
 from prefect_cachewatch.report.report import Report, suspected_paths
 from prefect_cachewatch.supervise.open_files import open_for_writing
@@ -259,15 +257,14 @@ class PostMortem:
         if cause is None or self.evidence is None or not wanted:
             return report
         tail = output.tail()
-        log = (output.log_path, tail, len(tail) < output.total_bytes)
+        content = BundleContent(
+            report, self.evidence, cause, dirs, output.log_path, tail, len(tail) < output.total_bytes, self._secrets
+        )
         try:
-            path, told = self._files.run(
-                _write_bundle, report, self.evidence, cause, dirs, self._bundle_root, log, self._secrets,
-                timeout_s=_CANCELLED_BUNDLE_S if cause is self._cancelled else _BUNDLE_S,
-            )  # fmt: skip
-        except Exception as error:  # noqa: BLE001 - the report is written even if the bundle cannot be
-            why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-            path, told = None, [f"no bundle was written: {why}"]
+            most_s = _CANCELLED_BUNDLE_S if cause is self._cancelled else _BUNDLE_S
+            path, told = self._files.run(write_bundle, content, self._bundle_root, timeout_s=most_s)
+        except Exception as error:  # noqa: BLE001 - the report is written even if the helper was late, or died
+            path, told = None, [f"no bundle was written: {getattr(error, 'strerror', None) or repr(error)}"]
         return replace(report, bundle=path, notes=[*report.notes, *told])
 
     def _collect(
@@ -382,44 +379,3 @@ def _look(
     ask: Callable[[], object],
 ) -> Evidence:
     return collect_evidence(roots, paths, known, freeze=ask if freezes else None, **options)
-
-
-def _write_bundle(
-    report: Report,
-    evidence: Evidence,
-    cause: Cause,
-    dirs: list[str],
-    wanted: Path | None,
-    log: tuple[Path | None, bytes, bool],
-    secrets: tuple[str, ...],
-) -> tuple[str | None, list[str]]:
-    """Write a bundle and remove old ones; returns its path and remarks on it."""
-    root = choose_bundle_root(evidence.filesystems, wanted)
-    content = BundleContent(
-        report,
-        redact_all(evidence, secrets),
-        redact_all(cause, secrets),
-        lambda size: _log_end(*log, size),
-        secrets,
-        walked=report.outcome != "cancelled",
-    )
-    try:
-        written = write_bundle(root.path, content, dirs, shared=root.wanted)
-        prune_bundles(root.path, spare=[written.path])
-    except Exception as error:  # noqa: BLE001 - nor may a page that cannot be drawn
-        why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-        return None, [f"no bundle was written in {root.path}: {why}"]
-    return str(written.path), [*([root.note] if root.note else []), *written.cut]
-
-
-def _log_end(path: Path | None, tail: bytes, cut: bool, size: int) -> bytes:
-    if cut:
-        tail = whole_lines(tail, size)
-    if path is None or is_special(path):  # a pipe would hold us, and a device has no end
-        return tail[-size:]
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, file.seek(0, 2) - size))
-            return file.read(size)
-    except OSError:
-        return tail[-size:]
