@@ -58,7 +58,8 @@ def read_only_filesystem(view: View) -> Cause | None:
     if facts is None and not (line and view.names_cache(line)):
         return None
     summary = f"the file system under {shown(facts.path) if facts else 'the cache directory'} is read-only"
-    lines, sure = (_mount(facts) if facts else "",), "high" if facts else "medium"
+    lines: tuple[str, ...] = (_mount(facts) if facts else "",)
+    sure: Confidence = "high" if facts else "medium"
     return Cause("read_only_filesystem", summary, lines, sure, quoted(line))
 
 
