@@ -53,7 +53,7 @@ def start():
 def test_a_tree_of_two_hundred_processes_is_seen_whole_and_frozen_once(start, tmp_path):
     root = start("sh", "-c", "for i in $(seq 200); do sleep 99 & done; echo ready; wait")
     frozen = []
-    evidence = collect_evidence([root], [tmp_path], budget_s=60.0, freeze=lambda: frozen.append(time.monotonic()))
+    evidence = collect_evidence([root], [tmp_path], budget_s=60.0, ask=lambda: frozen.append(time.monotonic()))
     assert evidence.process_count == 201
     assert len(evidence.processes) == 201
     assert len(frozen) == 1
@@ -61,7 +61,7 @@ def test_a_tree_of_two_hundred_processes_is_seen_whole_and_frozen_once(start, tm
 
 def test_the_budget_holds_when_freezing_itself_is_late(start, tmp_path):
     root = start("sh", "-c", "sleep 99 & sleep 0.3; echo ready; wait")
-    evidence = collect_evidence([root], [tmp_path], budget_s=0.3, freeze=lambda: time.sleep(0.4))
+    evidence = collect_evidence([root], [tmp_path], budget_s=0.3, ask=lambda: time.sleep(0.4))
     assert evidence.took_s < 60
     assert any("time for the evidence was up" in missing.why for missing in evidence.missing)
 
@@ -72,7 +72,7 @@ def test_a_freeze_that_fails_is_reported_and_costs_nothing_else(start, tmp_path)
     def freeze() -> None:
         raise BrokenPipeError("the guard is gone")
 
-    evidence = collect_evidence([root], [tmp_path], freeze=freeze)
+    evidence = collect_evidence([root], [tmp_path], ask=freeze)
     assert [m.part for m in evidence.missing if "guard is gone" in m.why] == ["freeze"]
     assert {process.name for process in evidence.processes} == {"sh", "sleep"}
 

@@ -57,7 +57,7 @@ def collect_evidence(
     before: ProcessSample | None = None,
     places: Sequence[str] = (),
     secrets: Iterable[str] = (),
-    freeze: Callable[[], object] | None = None,
+    ask: Callable[[], object] = lambda: None,
     python_stacks: bool = True,
 ) -> Evidence:
     """Collect everything that can be known about a process tree in `budget_s` seconds.
@@ -72,7 +72,7 @@ def collect_evidence(
             are since then.
         places: directories that the tree uses besides, for temporary files and the like.
         secrets: values to remove wherever they occur.
-        freeze: stops the tree (SIGSTOP) so that all readings are of one moment; called once, after
+        ask: has the tree stopped (SIGSTOP), so that all readings are of one moment; called once, after
             the threads were read; it should return quickly.
         python_stacks: whether py-spy is run, if it is there.
 
@@ -106,11 +106,10 @@ def collect_evidence(
 
     states = {"process states": lambda: draft.read_states(roots, include_roots)}
     _read_until(started_s + 0.4 * budget_s, states, draft.missing)
-    if freeze is not None:
-        try:
-            freeze()
-        except Exception as error:  # noqa: BLE001 - evidence of a tree that could not be frozen is still evidence
-            draft.missing.append(Missing("freeze", redact(f"{type(error).__name__}: {error}", draft.secrets)))
+    try:
+        ask()
+    except Exception as error:  # noqa: BLE001 - evidence of a tree that could not be frozen is still evidence
+        draft.miss("freeze", redact(f"{type(error).__name__}: {error}", draft.secrets))
     details: dict[str, Callable[[], None]] = {
         "pressure": draft.read_pressure,
         "processes": draft.read_processes,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.common.mounts import is_in
@@ -185,7 +186,8 @@ class PostMortem:
         supervisor = watch.supervisor
         assert supervisor is not None
         # What is left alone is not frozen either: nothing would let it run again.
-        freeze = (lambda: supervisor.freeze(_FREEZE_S)) if watch.job.on_stall == "stop" else None
+        stops = watch.job.on_stall == "stop"
+        freeze = partial(supervisor.freeze, _FREEZE_S) if stops else lambda: None
         self.evidence = self._collect(watch, verdict, supervisor.root_pids, freeze)
 
     def conclude(self, watch: Watch, outcome: Outcome) -> Outcome:
@@ -272,7 +274,7 @@ class PostMortem:
         watch: Watch,
         verdict: Verdict | None,
         roots: Sequence[int] = (),
-        freeze: Callable[[], object] | None = None,
+        freeze: Callable[[], object] = lambda: None,
         outcome: Outcome | None = None,
     ) -> Evidence | None:
         """Look at the tree in the helper, which may be late: a busy machine delays it as much as a file system that hangs."""
@@ -282,15 +284,12 @@ class PostMortem:
             before, discarded = self._reference(known.growth.pause_s)
             discarded_bytes = max(0, known.growth.discarded_bytes - discarded)
             known = replace(known, growth=replace(known.growth, discarded_bytes=discarded_bytes))
-            options = {
-                "include_roots": watch.supervisor is not None and watch.supervisor.includes_roots,
-                "budget_s": self._budget_s, "before": before, "places": watch.places, "secrets": self._secrets,
-            }  # fmt: skip
+            look = partial(
+                collect_evidence, include_roots=watch.supervisor is not None and watch.supervisor.includes_roots,
+                budget_s=self._budget_s, before=before, places=watch.places, secrets=self._secrets,
+            )  # fmt: skip
             paths = [Path(path) for path in watch.site.paths]
-            answer = freeze or (lambda: None)
-            found: Evidence = self._files.consult(
-                _look, list(roots), paths, known, options, freeze is not None, answer=answer, timeout_s=late_s
-            )
+            found: Evidence = self._files.consult(look, list(roots), paths, known, answer=freeze, timeout_s=late_s)
         except TimeoutError:
             self._note(f"no evidence was collected: the helper that collects it was late ({late_s:g} s)")
         except Exception as error:  # noqa: BLE001 - no error here may keep the tree from being stopped
@@ -367,15 +366,3 @@ def _headline(watch: Watch, outcome: Outcome, cause: Cause | None) -> str:
     else:
         lasted = how_long(outcome.kind, outcome.pause_s)
     return make_headline(watch.job.name, outcome.name, cause, lasted)
-
-
-def _look(
-    roots: list[int],
-    paths: list[Path],
-    known: Evidence,
-    options: Mapping[str, Any],
-    freezes: bool,
-    *,
-    ask: Callable[[], object],
-) -> Evidence:
-    return collect_evidence(roots, paths, known, freeze=ask if freezes else None, **options)
