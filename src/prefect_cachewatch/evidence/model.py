@@ -1,6 +1,6 @@
 """The evidence of one stall as values, before any judgement.
 
-Nothing here reads the machine (`evidence` does) and nothing here decides (`diagnosis` does).
+Nothing here reads the machine (`collector` does) and nothing here decides (`rules` does).
 A missing part is None or empty, and `Evidence.missing` has the reason.
 """
 
@@ -141,7 +141,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything the diagnosis looks at; deltas are over `window_s` seconds."""
+    """Everything the rules look at; deltas are over `window_s` seconds."""
 
     window_s: float = 0.0
     growth: GrowthFacts = field(default_factory=GrowthFacts)

@@ -1,6 +1,7 @@
 """The bundle: everything known about one attempt that stalled, failed or was cancelled, in a private directory.
 
-It is written after the tree is gone, so that it delays no stop. It is bounded in time and size, and says what was cut.
+It is written after the tree is gone, so that it delays no stop. It is bounded in size and says what was cut; the caller writes
+it in a process of its own, which is left behind if a file system stops answering.
 `bundlestore` chooses its directory and removes old ones.
 """
 
@@ -12,7 +13,6 @@ import gzip
 import io
 import json
 import os
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -38,8 +38,7 @@ _LOG_BYTES = 4 << 20
 _LOG_CHUNK = 64 << 10
 _LOG_S = 0.7
 _LISTING_BYTES = 64 << 20
-_LISTING_S, _LISTING_LATE_S = 4.0, 1.0
-_BATCH = 1000
+_LISTING_S = 8.0
 
 _File = tuple[str, int, int, float]
 
@@ -96,11 +95,10 @@ def _fill(work: Path, final: Path, content: BundleContent) -> list[str]:
     cut: list[str] = []
     evidence, cause = redact_all(content.evidence, content.secrets), redact_all(content.cause, content.secrets)
     report = replace(content.report, diagnosis=cause, bundle=str(final))
-    log = _redacted_log(content, cut)  # first: a thread beside it takes of its time
-    listing = _Listing(create_file(work / "listing.jsonl.gz"), content)
+    log = _redacted_log(content, cut)
     _put(work / "generator.log.gz", gzip.compress(log.encode("utf-8", "surrogateescape"), 6))
     _put(work / "growth.csv", _growth_csv(report).encode())
-    cut += listing.wait()
+    cut += _list_files(work / "listing.jsonl.gz", content)
     facts = asdict(replace(evidence, log_tail="", log_kept=""))
     data = {**asdict(report), "cut": cut, "missing": facts.pop("missing"), "evidence": facts}
     _put(work / "report.json", (json.dumps(data, indent=1, ensure_ascii=True) + "\n").encode())
@@ -111,59 +109,30 @@ def _fill(work: Path, final: Path, content: BundleContent) -> list[str]:
     return cut
 
 
-class _Listing(threading.Thread):
-    """Writes the complete listing, in a thread that is left behind if a directory stops answering."""
-
-    def __init__(self, fd: int, content: BundleContent) -> None:
-        super().__init__(name="cachewatch-listing", daemon=True)
-        self._fd, self._secrets, self._end_s = fd, content.secrets, time.monotonic() + _LISTING_S
-        self._files, self._cut, self._told = _walked(content.dirs), "", ""
-        hung = [facts.path for facts in content.evidence.filesystems if not facts.responded]
-        if content.report.outcome == "cancelled":  # whoever cancelled it may kill us soon
-            self._files, self._cut = _listed(content.report), "to the files of the report"
-        if hung:
-            self._files, self._cut = iter(()), f"since {for_terminal(hung[0])} does not answer"
-        try:
-            self.start()
-        except RuntimeError:
-            os.close(fd)
-            self._told = "listing.jsonl.gz is empty: this user may have no further thread"
-
-    def wait(self) -> list[str]:
-        """Wait until it is written, at most as long as it may take; returns what was cut."""
-        if self.ident is not None:
-            self.join(max(0.0, self._end_s + _LISTING_LATE_S - time.monotonic()))
-        if self.is_alive():
-            return [
-                "listing.jsonl.gz ends early: the cache directory stopped answering, or the machine has no time for it"
-            ]
-        return [self._told] if self._told else []
-
-    def run(self) -> None:
-        """List the files, then how many they are."""
-        count = total = 0
-        try:
-            with open(self._fd, "wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=1) as file:
-                for path, size, allocated, modified_s in self._files:
-                    count, total = count + 1, total + size
-                    shown = redact(path, self._secrets)
-                    facts = {
-                        "path": shown,
-                        "size_bytes": size,
-                        "allocated_bytes": allocated,
-                        "modified_at": round(modified_s, 3),
-                    }
-                    file.write(json.dumps(facts).encode() + b"\n")
-                    if count % _BATCH == 0:
-                        file.flush()  # so that a listing that is never finished can be read so far
-                        if time.monotonic() > self._end_s or raw.tell() > _LISTING_BYTES:
-                            self._cut = f"after {_LISTING_S:g} s, or {_LISTING_BYTES} compressed bytes"
-                            break
-                end = {"end": True, "files": count, "bytes": total, "cut": self._cut or None}
-                file.write(json.dumps(end).encode() + b"\n")
-            self._told = f"listing.jsonl.gz holds {count:,} files: cut {self._cut}" if self._cut else ""
-        except (OSError, ValueError):
-            self._told = "listing.jsonl.gz ends early: its file system is full, or a directory failed"
+def _list_files(path: Path, content: BundleContent) -> list[str]:
+    """Write the complete listing, then how many files there are; returns what was cut."""
+    files, cut = _walked(content.dirs), ""
+    if content.report.outcome == "cancelled":  # whoever cancelled it may kill us soon
+        files, cut = _listed(content.report), "to the files of the report"
+    if hung := [facts.path for facts in content.evidence.filesystems if not facts.responded]:
+        files, cut = iter(()), f"since {for_terminal(hung[0])} does not answer"
+    count, total, end_s = 0, 0, time.monotonic() + _LISTING_S
+    with open(create_file(path), "wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=1) as file:
+        for name, size, allocated, modified_s in files:
+            if time.monotonic() > end_s or raw.tell() > _LISTING_BYTES:
+                cut = (
+                    f"after {_LISTING_S:g} s"
+                    if time.monotonic() > end_s
+                    else f"after {_LISTING_BYTES} compressed bytes"
+                )
+                break
+            count, total = count + 1, total + size
+            shown, modified_at = redact(name, content.secrets), round(modified_s, 3)
+            facts = {"path": shown, "size_bytes": size, "allocated_bytes": allocated, "modified_at": modified_at}
+            file.write(json.dumps(facts).encode() + b"\n")
+        end = {"end": True, "files": count, "bytes": total, "cut": cut or None}
+        file.write(json.dumps(end).encode() + b"\n")
+    return [f"listing.jsonl.gz holds {count:,} files: cut {cut}"] if cut else []
 
 
 def _walked(dirs: Iterable[str]) -> Iterator[_File]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from prefect_cachewatch.common.svg import svg_document
 from prefect_cachewatch.common.units import format_bytes, format_duration
@@ -15,20 +16,8 @@ WIDTH, HEIGHT = 720, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 14, 16, 30
 _MAX_POINTS = 240
 _MAX_PAUSES = 40
-CHART_STYLE = (
-    ".bg{fill:#fff}.grid{stroke:#e3e6ea}.axis{fill:#5b6470;font:11px system-ui,sans-serif}"
-    ".line{fill:none;stroke:#2458c5;stroke-width:2;stroke-linejoin:round}.area{fill:#2458c5;fill-opacity:.1}"
-    ".disk{fill:none;stroke:#7a8494;stroke-width:1.2;stroke-dasharray:4 3}"
-    ".stall{fill:#d9364a;fill-opacity:.14}.edge{stroke:#d9364a;stroke-dasharray:3 3}"
-    ".note{fill:#b3243a;font:600 12px system-ui,sans-serif}"
-    ".pause{fill:#d98a00;fill-opacity:.2}.window{fill:none;stroke:#b3243a;stroke-width:1.5}"
-    "@media (prefers-color-scheme:dark){.bg{fill:#14181d}.grid{stroke:#2a313a}.axis{fill:#9aa5b1}"
-    ".line{stroke:#7aa5ff}.area{fill:#7aa5ff}.disk{stroke:#8a95a3}.note{fill:#ff8a98}.window{stroke:#ff8a98}}"
-    # On a phone the drawing is half as wide: its words are twice as large, and those of the left axis begin at the edge.
-    "@media (max-width:600px){.axis{font-size:23px}.note{font-size:23px}"
-    ".bytes{text-anchor:start;transform:translate(-62px,4px);paint-order:stroke;stroke:#fff;stroke-width:5px}}"
-    "@media (max-width:600px) and (prefers-color-scheme:dark){.bytes{stroke:#14181d}}"
-)
+# Read with this module: later its directory may be on a file system that hangs.
+CHART_STYLE = Path(__file__).with_name("chart.css").read_text("utf-8").partition("*/")[2].replace("\n", "")
 _TIME_STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 
 

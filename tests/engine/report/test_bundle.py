@@ -44,11 +44,10 @@ def test_of_a_bundle_that_cannot_be_written_nothing_stays(tmp_path: Path, monkey
 def test_a_listing_that_takes_too_long_is_cut_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle, "_LISTING_S", 0.0)
     (cache := tmp_path / "cache").mkdir()
-    for index in range(3000):
-        (cache / f"f{index}").touch()
+    (cache / "a").touch()
     path, told = write(tmp_path / "bundles", cache)
     end = listed(path)[-1]
-    assert (end["end"], end["files"], bool(end["cut"])) == (True, 1000, True)
+    assert (end["end"], end["files"], bool(end["cut"])) == (True, 0, True)
     assert told == bundlestore.load_report(Path(path or ""))["cut"] != []
 
 
