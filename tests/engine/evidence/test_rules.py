@@ -135,16 +135,6 @@ def test_there_is_a_plain_case_of_each_category_that_a_rule_names_in_order_of_pr
     assert set(CASES) == {*named, "unknown"}
 
 
-def test_who_holds_a_lock_is_told_with_start_user_and_command():
-    lock = LockWait(
-        7, 99, "FLOCK", "/c/.lock", "convert.py",
-        holder_command="python3 convert.py /c", holder_user="ml", holder_since="2026-11-23 02:13 UTC",
-    )  # fmt: skip
-    found = find_cause(evidence(process(call="flock"), locks=(lock,)))
-    assert found.summary.endswith("held by pid 99 (convert.py, since 2026-11-23 02:13 UTC)")
-    assert "holder: pid 99 of ml, since 2026-11-23 02:13 UTC: python3 convert.py /c" in found.evidence
-
-
 def test_the_summary_names_what_the_reader_has_to_look_for():
     said = {category: find_cause(case).summary for category, case in CASES.items()}
     assert said["waiting_for_lock"] == "pid 7 (gen) waits for a lock on /c/.lock, held by pid 99 (other)"
