@@ -58,7 +58,7 @@ def bundle(tmp_path_factory) -> Path:
     child = ProcessFacts(8, 7, "g++", ("g++", "-O2"), state="Z")
     samples = tuple((t * 10.0, int(1.1e9 * min(1, t / 30)), int(1.0e9 * min(1, t / 30))) for t in range(61))
     evidence = Evidence(
-        window_s=300, growth=GrowthFacts(window_s=300, bytes_written=10**9, first_write_s=2.0, samples=samples),
+        window_s=300, growth=GrowthFacts(window_s=300, bytes_written=10**9, first_write_s=2.0),
         processes=(process, child), process_count=2, log_tail=everything,
         filesystems=(FilesystemFacts(HOSTILE[2], HOSTILE[4], HOSTILE[0], "/", (HOSTILE[0],)),),
     )  # fmt: skip
