@@ -89,7 +89,7 @@ def build_listing(
             "sparse": sparse,
             "grew_in_window": scan >= max(1, grown_since_scan),
         }
-        flags = [flag for flag, is_set in marks.items() if is_set]
+        flags: list[Flag] = [flag for flag, is_set in marks.items() if is_set]
         modified_s = entry["modified_ns"] / 1e9
         age_s = round(now_s - modified_s, 3)
         entries.append(ListingEntry(path, size, allocated, _timestamp(modified_s), age_s, flags))
