@@ -73,7 +73,7 @@ def _waits_for_file(category: str, view: View, locks: Sequence[LockFile]) -> Cau
     """Name the lock file that the tree waits for, if its waiting fits one."""
     _, frame = _lock_frame(view)
     weighed = [(_how_sure(view, lock, bool(frame)), lock) for lock in locks]
-    ranked = [(sure, lock) for sure, lock in weighed if sure is not None]
+    ranked: list[tuple[Confidence, LockFile]] = [(sure, lock) for sure, lock in weighed if sure is not None]
     if not ranked:
         return None
     sure, lock = min(ranked, key=lambda one: _SURE.index(one[0]))
