@@ -72,8 +72,9 @@ def stale_lock(view: View) -> Cause | None:
 def _waits_for_file(category: str, view: View, locks: Sequence[LockFile]) -> Cause | None:
     """Name the lock file that the tree waits for, if its waiting fits one."""
     _, frame = _lock_frame(view)
-    weighed = [(_how_sure(view, lock, bool(frame)), lock) for lock in locks]
-    ranked: list[tuple[Confidence, LockFile]] = [(sure, lock) for sure, lock in weighed if sure is not None]
+    ranked: list[tuple[Confidence, LockFile]] = [
+        (sure, lock) for lock in locks if (sure := _how_sure(view, lock, bool(frame)))
+    ]
     if not ranked:
         return None
     sure, lock = min(ranked, key=lambda one: _SURE.index(one[0]))
