@@ -145,7 +145,7 @@ def beats_elsewhere(folder: CacheFolder, but: Collection[str] = ()) -> dict[str,
     found: dict[str, int] = {}
     for build_id in build_ids(folder):
         begun = None if build_id in but or is_finished(folder, build_id) else read_begun(folder, build_id)
-        if begun is not None and begun.boot != boot_id() and (beat_ns := read_beat(folder, build_id)):
+        if begun is not None and begun.boot != boot_id() and (beat_ns := read_beat(folder.builds_fd, build_id + BEGUN)):
             found[build_id] = beat_ns
     return found
 

@@ -19,13 +19,14 @@ from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.measure.growth_mark import MARK_BYTES, read_mark, write_mark
 from prefect_cachewatch.store.files import (
     holds_change_times,
+    open_small_file,
     read_small_file,
     remove_file,
     sync_directory,
     write_durably,
 )
 from prefect_cachewatch.store.folder import CacheFolder
-from prefect_cachewatch.store.locks import boot_id, touched_ns
+from prefect_cachewatch.store.locks import boot_id
 from prefect_cachewatch.supervise.proc import is_alive, read_stat
 from prefect_cachewatch.supervise.run_files import pid_namespace
 
@@ -173,10 +174,15 @@ def read_growth(folder: CacheFolder, build_id: str, build_fd: int) -> int | str:
     return read_mark(data, build_fd, make_stamp(folder.builds_fd).changed_ns)
 
 
-def read_beat(folder: CacheFolder, build_id: str) -> int:
-    """Return when a writer last showed that it lives, 0 if it has ended, -1 if that cannot be read; 0 without a record."""
+def read_beat(directory_fd: int, name: str) -> int:
+    """Return when a writer last touched a record or a lock file, on the file system's clock.
+
+    It is 0 if the writer has ended or there is no such file, and -1 if that cannot be read.
+    """
     try:
-        return touched_ns(folder.builds_fd, build_id + BEGUN)
+        # Opened, so that NFS asks its server.
+        with Opened(open_small_file(directory_fd, name, _LIMIT_BYTES)) as fd:
+            return os.fstat(fd).st_mtime_ns
     except (FileNotFoundError, StoreError):
         return 0
     except OSError:

@@ -173,7 +173,7 @@ def _take_lock(folder: CacheFolder, key: str) -> locks.HeldLock:
 
 
 def _signs(folder: CacheFolder) -> dict[str, int]:
-    return {LOCK: locks.touched_ns(folder.fd, LOCK), **beats_elsewhere(folder)}
+    return {LOCK: records.read_beat(folder.fd, LOCK), **beats_elsewhere(folder)}
 
 
 def _require_alone(folder: CacheFolder, but: Collection[str] = ()) -> None:
@@ -238,7 +238,7 @@ def _find_abandoned(folder: CacheFolder, key: str) -> tuple[str, Begun] | None:
                     wake(found.pid for found in find_holders(os.fstat(fd)))  # a guard that somebody stopped
         except StoreError:
             continue
-        if held or (not begun.is_dead and is_fresh(folder, records.read_beat(folder, build_id))):
+        if held or (not begun.is_dead and is_fresh(folder, records.read_beat(folder.builds_fd, build_id + BEGUN))):
             holder = "the generator of a run that died, being stopped" if held else "a run that may still live"
             raise _busy(folder, f"build {build_id} is written by {holder}", key=key, build=build_id)
         return build_id, begun.by(Begun.now(key, begun.started_s))
