@@ -18,6 +18,7 @@ from prefect_cachewatch.common.secrets import redact
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.measure.growth_mark import MARK_BYTES, read_mark, write_mark
 from prefect_cachewatch.store.files import (
+    exists,
     holds_change_times,
     open_small_file,
     read_small_file,
@@ -114,21 +115,21 @@ def _parse(data: bytes) -> Any:
 
 
 def write_begun(folder: CacheFolder, build_id: str, begun: Begun) -> None:
-    """Write a build's record in its place, since the scan process has it open; raises OSError.
+    """Write a build's record; raises OSError.
 
-    Cut by a power failure it is no JSON, and the build is begun anew.
+    A new one appears in one step: one that is cut does not tell whose it is. Then it is written in its place, since the scan
+    process has it open; cut by a power failure it is no JSON, and the build is begun anew.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with Opened(os.open(build_id + BEGUN, flags, 0o644, dir_fd=folder.builds_fd)) as fd:
-        if os.fstat(fd).st_size < MARK_BYTES:
-            os.pwrite(fd, _NO_MARK, 0)
-        data = json.dumps(asdict(begun)).encode("ascii") + b"\n"
+    data, name = json.dumps(asdict(begun)).encode("ascii") + b"\n", build_id + BEGUN
+    if not exists(folder.builds_fd, name):
+        write_durably(folder.builds_fd, name, _NO_MARK + data)
+        return
+    with Opened(os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.builds_fd)) as fd:
         done = 0
         while done < len(data):  # a disk that fills up takes a part first, and refuses the rest
             done += os.pwrite(fd, data[done:], MARK_BYTES + done)
         os.ftruncate(fd, MARK_BYTES + done)
         os.fsync(fd)
-    sync_directory(folder.builds_fd)
 
 
 def note_reported(path: str, paths: Sequence[str]) -> None:
