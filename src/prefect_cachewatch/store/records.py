@@ -28,8 +28,6 @@ from prefect_cachewatch.store.files import (
 )
 from prefect_cachewatch.store.folder import CacheFolder
 from prefect_cachewatch.store.locks import boot_id
-from prefect_cachewatch.supervise.proc import is_alive, read_stat
-from prefect_cachewatch.supervise.run_files import pid_namespace
 
 BEGUN, MANIFEST, BAD = ".begun", ".json", ".bad"
 #: A writer shows this often that it lives; after two beats without a sign it is taken for gone with its host.
@@ -56,16 +54,13 @@ class Begun:
     removed: tuple[tuple[str, int, int], ...] = ()
     #: Whether it was current once, and another build was made current since.
     was_current: bool = False
-    #: The machine's lasting identifier, empty if it has none, and the writer: its pid namespace, pid and start.
+    #: The machine's lasting identifier, empty if it has none.
     machine: str = ""
-    writer: tuple[str, int, int] = ("", 0, 0)
 
     @classmethod
     def now(cls, key: str, started_s: float) -> Self:
         """Describe a build that this process begins."""
-        me = read_stat(os.getpid())
-        writer = (pid_namespace(), os.getpid(), me.start_ticks if me is not None else -1)
-        return cls(key, socket.gethostname(), boot_id(), started_s, machine=_machine(), writer=writer)
+        return cls(key, socket.gethostname(), boot_id(), started_s, machine=_machine())
 
     @property
     def is_of_this_host(self) -> bool:
@@ -73,16 +68,9 @@ class Begun:
         rebooted = bool(self.machine) and (self.machine, self.host) == (_machine(), socket.gethostname())
         return self.boot == boot_id() or rebooted
 
-    @property
-    def is_dead(self) -> bool:
-        """Whether its writer is known to have ended: it ran here, and its process is gone."""
-        namespace, pid, start_ticks = self.writer
-        here = pid > 0 and self.boot == boot_id() and namespace == pid_namespace() != ""
-        return here and not is_alive(pid, start_ticks)
-
     def by(self, other: Begun) -> Begun:
         """The same build, continued by another writer."""
-        return replace(self, host=other.host, boot=other.boot, machine=other.machine, writer=other.writer)
+        return replace(self, host=other.host, boot=other.boot, machine=other.machine)
 
 
 def _machine() -> str:
@@ -98,8 +86,6 @@ def read_begun(folder: CacheFolder, build_id: str) -> Begun | None:
     try:
         body = _parse(read_small_file(folder.builds_fd, build_id + BEGUN, _LIMIT_BYTES)[MARK_BYTES:])
         datetime.fromtimestamp(body["started_s"], UTC)  # a time that a clock shows
-        namespace, pid, start_ticks = body["writer"]
-        body["writer"] = str(namespace), int(pid), int(start_ticks)
         body["removed"] = tuple((str(path), int(size), int(at_ns)) for path, size, at_ns in body["removed"])
         body["reported"] = tuple(map(str, body["reported"]))
         return Begun(**body | {name: str(body[name]) for name in ("key", "host", "boot", "machine")})
