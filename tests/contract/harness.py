@@ -85,6 +85,11 @@ def assert_refused(ran: Ran, status: int, *words: str) -> None:
     assert [word for word in words if word not in ran.stderr] == [], ran.stderr
 
 
+def mounted(script: str) -> list[str]:
+    """Words before a command that run it in a mount namespace of its own, after a script of the shell."""
+    return ["unshare", "-m", "--propagation", "private", "sh", "-ec", f'{script}; exec "$@"', "sh"]
+
+
 class Place:
     """A directory for one test; nothing of the caller's configuration or state is read or changed."""
 
@@ -154,7 +159,7 @@ class Place:
 
     def mounts(self, script: str) -> None:
         """Run every command in a mount namespace of its own, after a script of the shell."""
-        self.before = ["unshare", "-m", "--propagation", "private", "sh", "-ec", f'{script}; exec "$@"', "sh"]
+        self.before = [*mounted(script)]
 
     def exec(self, *options: object, command: Sequence[object], **how: Any) -> Ran:
         """Run `cachewatch exec` over `cache`, with a report."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.contract.harness import mounted
 from tests.prefect_server import PATIENCE_S, Server
 from tests.support import eventually
 
@@ -74,11 +75,15 @@ class Runs:
 
     @contextmanager
     def started(
-        self, server: Server, chains: list[list[dict[str, Any]]], **secrets: str
+        self, server: Server, chains: list[list[dict[str, Any]]], script: str = "", **secrets: str
     ) -> Iterator[Callable[[], dict[str, Any]]]:
-        """Start the chains in a process of their own; what is yielded waits for it, and looks at each of its runs."""
+        """Start the chains in a process of their own; what is yielded waits for it, and looks at each of its runs.
+
+        With a script of the shell the process is in a mount namespace of its own, after it.
+        """
+        before = mounted(script) if script else []
         process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT], env=server.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [*before, sys.executable, "-c", SCRIPT], env=server.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 

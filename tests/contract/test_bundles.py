@@ -66,6 +66,8 @@ def test_a_bundle_is_private_whole_and_says_what_the_report_says(place: Place, e
     assert {stat.S_IMODE(path.stat().st_mode) for path in bundle.iterdir()} == {0o600}
     inner = json.loads((bundle / "report.json").read_text())
     assert (inner["diagnosis"], inner["outcome"]) == (ran.report["diagnosis"], ran.report["outcome"])
+    tree = [process["parent_pid"] for process in inner["evidence"]["processes"]]
+    assert len(tree) == (end == "a stall"), "its guard is none of it"
     entries, last = listed(bundle)
     assert {Path(str(one["path"])).name for one in entries} >= {f"layers.{number}.bin" for number in range(3)}
     assert last["end"] is True and last["cut"] is None

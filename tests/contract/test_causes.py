@@ -15,6 +15,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -267,14 +268,14 @@ def hang(place: Place, case: Hang) -> Ran:
     head = HEAD.format(cache=str(place.cache))
     head = head if case.writes else head.rpartition("(CACHE")[0]
     note = "(PLACE / 'pid').write_text(str(os.getpid()))\n"
-    source = f"{head}{note}{_flush_left(case.source)}\n"
+    source = f"{head}{note}{flush_left(case.source)}\n"
     first = "60s" if case.writes else case.window
     return place.exec(
         *QUICK, "--stall-after", case.window, "--first-write-within", first, command=place.program(source)
     )
 
 
-def _flush_left(source: str) -> str:
+def flush_left(source: str) -> str:
     lines = source.strip("\n").splitlines()
     margin = len(lines[0]) - len(lines[0].lstrip())
     return "\n".join(line[margin:] for line in lines)
@@ -434,16 +435,27 @@ def test_an_error_that_a_completed_run_printed_is_no_cause(place: Place) -> None
     assert (ran.status, ran.report["diagnosis"], ran.report["bundle"]) == (0, None, None)
 
 
+def memory_group() -> AbstractContextManager[str] | None:
+    """A line of the shell that puts what follows into a memory control group of 32 MiB; None where there can be none."""
+    base = Path("/sys/fs/cgroup/memory")
+
+    @contextmanager
+    def made() -> Iterator[str]:
+        (group := base / f"cachewatch-contract-{uuid.uuid4().hex[:8]}").mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(32 << 20))
+        yield f'echo $$ > {group}/cgroup.procs; exec "$@"'
+        assert eventually(lambda: _removed(group))
+
+    return made() if ROOT and (base / "memory.limit_in_bytes").exists() else None
+
+
 @pytest.fixture
 def limited() -> Iterator[str]:
-    """A line of the shell that puts what follows into a memory control group of 32 MiB."""
-    base = Path("/sys/fs/cgroup/memory")
-    if not (base / "memory.limit_in_bytes").exists() or not ROOT:
+    group = memory_group()
+    if group is None:
         pytest.skip("needs root and a version 1 memory control group")
-    (group := base / f"cachewatch-contract-{uuid.uuid4().hex[:8]}").mkdir()
-    (group / "memory.limit_in_bytes").write_text(str(32 << 20))
-    yield f'echo $$ > {group}/cgroup.procs; exec "$@"'
-    assert eventually(lambda: _removed(group))
+    with group as line:
+        yield line
 
 
 def _removed(group: Path) -> bool:
@@ -464,31 +476,26 @@ def test_a_kill_by_the_memory_limit_is_told_from_one_by_hand(place: Place, limit
     assert (ran.status, ran.report["diagnosis"]["category"]) == (137, "oom_killed"), ran.said
 
 
-@pytest.mark.parametrize(
-    ("source", "window", "category"),
-    [
-        (
-            # Four processes at four places: on a busy machine too, one of them waits for a page.
-            """
+FILLS = """
+file = open(PLACE / 'big', 'w+b'); [file.write(bytes(1 << 20)) for _ in range(96)]; file.flush(); os.fsync(file.fileno())
+(CACHE / 'layer1.bin').write_bytes(os.urandom(50_000))
+"""
+# Four processes at four places: on a busy machine too, one of them waits for a page.
+MAPPED = f"""{FILLS}
 m = mmap.mmap(file.fileno(), 96 << 20)
 start = 2 * bool(os.fork()) + bool(os.fork()); parent = os.getppid()
 while os.getppid() == parent:
     for i in range(0, 96 << 20, 4096): m[(i + start * (24 << 20)) % (96 << 20)]
-""",
-            "6s",
-            "memory_pressure",
-        ),
-        (SLEEPS, "2s", "unknown"),
-    ],
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "window", "category"),
+    [(MAPPED, "6s", "memory_pressure"), (FILLS + SLEEPS, "2s", "unknown")],
     ids=["more mapped pages than memory", "a control group full of page cache"],
 )
 def test_memory_that_is_short_is_told_from_page_cache(
     place: Place, limited: str, source: str, window: str, category: str
 ) -> None:
-    fills = f"""
-file = open(PLACE / 'big', 'w+b'); [file.write(bytes(1 << 20)) for _ in range(96)]; file.flush(); os.fsync(file.fileno())
-(CACHE / 'layer1.bin').write_bytes(os.urandom(50_000))
-{source}
-"""
-    ran = in_group(place, limited, fills, window)
+    ran = in_group(place, limited, source, window)
     assert (ran.status, ran.report["diagnosis"]["category"]) == (124, category), ran.said

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from prefect_cachewatch import BuildDamaged, CacheStore, NotEnoughSpace, PublishPolicy, StoreBusy, StoreError
+from prefect_cachewatch import BuildDamaged, CacheStore, NotEnoughSpace, PublishPolicy, StoreError
 from tests.contract.builds import NAME, Fill, Recipe, active, beside, listed, offer, states
 from tests.contract.harness import WELL, Place
 from tests.written import write_safetensors, write_torch
@@ -465,16 +465,6 @@ def test_a_build_that_was_current_is_never_resumed(root: Path) -> None:
     beside(first.path, ".json").unlink()
     again = offer(root, {"other.bin": b"x"})
     assert not again.adopted and (first.path / "a.bin").exists() and active(root) == again.build_id
-
-
-def test_a_record_that_was_just_touched_is_waited_for_unless_its_writer_is_known_to_be_gone(root: Path) -> None:
-    record = beside(left_by(root, "of this boot"), ".begun")
-    os.utime(record)  # its process is this one, and lives
-    with pytest.raises(StoreBusy) as caught:
-        offer(root)
-    assert caught.value.data["key"] == Recipe(cache_key={"v": "1"}).key
-    os.utime(record, (0, 0))
-    assert offer(root).adopted
 
 
 def test_a_run_takes_nothing_back_that_is_known_against_a_build(root: Path) -> None:

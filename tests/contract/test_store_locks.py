@@ -80,6 +80,17 @@ def test_the_lock_of_a_killed_writer_is_free_at_once_even_while_its_children_liv
         assert active(root) == build_id
 
 
+def test_a_writer_whose_lock_file_was_removed_is_waited_for_while_it_lives(root: Path) -> None:
+    with writer(root) as (process, build_id, _):
+        (root / NAME / ".lock").unlink()
+        with pytest.raises(StoreBusy) as caught:
+            offer(root)
+        assert caught.value.data["key"] == Recipe(cache_key={"v": "1"}).key
+        process.kill()
+        process.wait()
+        assert offer(root).build_id == build_id
+
+
 def test_of_many_that_wait_for_a_dead_writer_one_takes_over_at_a_time(root: Path) -> None:
     with writer(root) as (process, build_id, _):
         process.kill()

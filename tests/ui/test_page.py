@@ -58,7 +58,7 @@ def bundle(tmp_path_factory) -> Path:
     child = ProcessFacts(8, 7, "g++", ("g++", "-O2"), state="Z")
     samples = tuple((t * 10.0, int(1.1e9 * min(1, t / 30)), int(1.0e9 * min(1, t / 30))) for t in range(61))
     evidence = Evidence(
-        window_s=300, growth=GrowthFacts(window_s=300, bytes_written=10**9, first_write_s=2.0, samples=samples),
+        window_s=300, growth=GrowthFacts(window_s=300, bytes_written=10**9, first_write_s=2.0),
         processes=(process, child), process_count=2, log_tail=everything,
         filesystems=(FilesystemFacts(HOSTILE[2], HOSTILE[4], HOSTILE[0], "/", (HOSTILE[0],)),),
     )  # fmt: skip
@@ -77,8 +77,10 @@ def bundle(tmp_path_factory) -> Path:
         "2026-11-20T14:00:00.000+00:00", 600.2, growth, StopSection(300.0, 0.01, [], [], []),
         Listing(len(entries), 5, False, entries, [DirectoryTotal(HOSTILE[0], 3, 5)]), HOSTILE, HOSTILE, headline=everything,
     )  # fmt: skip
-    content = BundleContent(report, evidence, find_cause(evidence), lambda size: everything.encode() * 3)
-    return write_bundle(root / "bundles", content, [str(cache)]).path
+    content = BundleContent(report, evidence, find_cause(evidence), [str(cache)], log_tail=everything.encode() * 3)
+    path, _ = write_bundle(content, root / "bundles")
+    assert path is not None
+    return Path(path)
 
 
 @pytest.fixture

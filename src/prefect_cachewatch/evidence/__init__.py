@@ -1,7 +1,7 @@
-"""Finds the cause of a stall or a crash, and writes the post-mortem.
+"""Finds out what a process tree does and waits for, and names the cause of a stall or a crash.
 
-`evidence` collects (from `proctree`, `procdetails`, `filesystem`, `stacks`) into `model` and `readings`; `diagnosis`
+`collector` reads (by `proctree`, `procdetails`, `filesystem`, `stacks`, `waited_locks`) into `model` and `readings`; `rules`
 judges with `rules_storage`, `rules_process` and `rules_crash`, through `view` and `waits`; `last_words` reads what a
-generator printed last, by the table in `crash_table`; `bundle` writes the result, with `listing`, `chart` and `html`;
-`bundlestore` lists and removes bundles. `examination` does all of it for one attempt; `report` has the result.
+generator printed last, by the table in `crash_table`. `causes` has what a person does next, `deadlock` what is final.
+`run.examination` does all of it for one attempt; `report` tells it.
 """

@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prefect_cachewatch.evidence.readings import EndedProcess, ProcessSample
 from prefect_cachewatch.supervise.proc import read_proc, stat_fields
@@ -68,10 +68,7 @@ class EndedProcesses:
         """
         found = [(one, at_s) for one, at_s in self._ended.values() if one.lived_s > 0 or one.status]
         found.sort(key=lambda each: -each[1])
-        return tuple(
-            EndedProcess(one.pid, one.name, max(0.0, now_s - at_s), one.lived_s, one.status)
-            for one, at_s in found[:_TOLD]
-        )
+        return tuple(replace(one, ago_s=max(0.0, now_s - at_s)) for one, at_s in found[:_TOLD])
 
     def close(self) -> None:
         """Let go of the processes."""

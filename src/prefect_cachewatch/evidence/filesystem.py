@@ -41,7 +41,7 @@ def probe_directory(path: str) -> dict[str, Any]:
 
 
 def probe_file(path: str) -> dict[str, Any]:
-    """Return the kind of a file, its size, and when it was last written.
+    """Return the kind of a file, its size, and how long ago it was last written.
 
     Example:
         >>> probe_file("/dev/null")["kind"]
@@ -52,42 +52,43 @@ def probe_file(path: str) -> dict[str, Any]:
     except OSError:
         return {}
     kind = _KINDS.get(stat.S_IFMT(facts.st_mode), "file")
-    return {"kind": kind, "size_bytes": facts.st_size, "changed_at": facts.st_ctime}
+    return {"kind": kind, "size_bytes": facts.st_size, "changed_age_s": max(0.0, time.time() - facts.st_ctime)}
 
 
-class _Asking(threading.Thread):
-    """Asks about paths, one after the other."""
+class Asking(threading.Thread):
+    """Asks about paths, one after the other, from the start on; without a thread nothing is known.
+
+    Args:
+        ask: asks about a path.
+        paths: key to path.
+    """
 
     def __init__(self, ask: Callable[[str], dict[str, Any]], paths: Mapping[str, str]) -> None:
         super().__init__(name="cachewatch-asking", daemon=True)
         self.answers: dict[str, dict[str, Any]] = {}
         self._ask, self._paths = ask, paths
+        with contextlib.suppress(RuntimeError):  # there may be no further thread
+            self.start()
 
     def run(self) -> None:
+        """Ask."""
         for key, path in self._paths.items():
             self.answers[key] = self._ask(path)
 
-    def begin(self) -> None:
-        """Start, if there may be a further thread; without one nothing is known."""
-        with contextlib.suppress(RuntimeError):
-            self.start()
-
-    def wait(self, seconds: float) -> None:
-        """Wait for its end."""
+    def wait(self, deadline_s: float) -> None:
+        """Wait for its end until a moment of the monotonic clock."""
         if self.ident is not None:
-            self.join(max(0.0, seconds))
+            self.join(max(0.0, deadline_s - time.monotonic()))
 
     def hangs(self) -> bool:
         """Whether it waits for a file system, rather than for a processor or for the other threads."""
-        if not self.is_alive():
-            return False
         here = f"/proc/self/task/{self.native_id}"
-        fields = stat_fields(f"{here}/stat")
+        fields = stat_fields(f"{here}/stat") if self.is_alive() else []
         return bool(fields) and fields[0] != b"R" and b"futex" not in read_proc(f"{here}/wchan")
 
 
 class FilesystemProbe:
-    """Asks about directories and open files, all mounts at the same time.
+    """Asks about directories, all mounts at the same time.
 
     Args:
         dirs: absolute directories, not resolved: resolving would touch them.
@@ -95,56 +96,31 @@ class FilesystemProbe:
 
     def __init__(self, dirs: Sequence[str]) -> None:
         mounts = read_mounts()
-        self._facts: dict[str, FilesystemFacts] = {}
-        for path in dirs:
-            mount = mount_of(path, mounts)
-            self._facts[path] = (
-                FilesystemFacts(path, mount.type, mount.source, mount.mount_point, mount.options)
-                if mount is not None
-                else FilesystemFacts(path)
-            )
-        self._by_mount: dict[str, _Asking] = {}
-        self._files = _Asking(probe_file, {})
+        found = {path: mount_of(path, mounts) for path in dirs}
+        self._facts = {
+            path: FilesystemFacts(path, mount.type, mount.source, mount.mount_point, mount.options)
+            if mount is not None
+            else FilesystemFacts(path)
+            for path, mount in found.items()
+        }
+        by_mount: dict[str, dict[str, str]] = {}
+        for path, facts in self._facts.items():
+            by_mount.setdefault(facts.mount_point, {})[path] = path
+        self._asking = {point: Asking(probe_directory, paths) for point, paths in by_mount.items()}
 
-    def start(self) -> None:
-        """Start to ask about the directories."""
-        for point in dict.fromkeys(facts.mount_point for facts in self._facts.values()):
-            dirs = {path: path for path, facts in self._facts.items() if facts.mount_point == point}
-            self._by_mount[point] = _Asking(probe_directory, dirs)
-        for asking in self._by_mount.values():
-            asking.begin()
-
-    def start_files(self, files: Mapping[str, str]) -> None:
-        """Start to ask about files, key to path."""
-        self._files = _Asking(probe_file, files)
-        self._files.begin()
-
-    def wait_dirs(self, deadline_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Wait for what is known of the directories until a moment of the clock."""
-        for asking in self._by_mount.values():
-            asking.wait(deadline_s - clock())
-
-    def wait(self, deadline_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Wait for all answers until a moment of the clock."""
-        self.wait_dirs(deadline_s, clock)
-        self._files.wait(deadline_s - clock())
+    def wait(self, deadline_s: float) -> None:
+        """Wait for all answers until a moment of the monotonic clock."""
+        for asking in self._asking.values():
+            asking.wait(deadline_s)
 
     def facts(self) -> dict[str, FilesystemFacts]:
         """Join mount table and answers, by directory; one without an answer did not respond, unless its thread was late."""
         joined = {}
         for path, facts in self._facts.items():
-            asking = self._by_mount.get(facts.mount_point)
-            if asking is not None and path in asking.answers:
-                joined[path] = replace(facts, **asking.answers[path])
-            elif asking is not None and asking.hangs():
-                joined[path] = replace(facts, responded=False, error="no answer in time")
-            else:
-                joined[path] = replace(facts, error=_LATE)
+            asking = self._asking[facts.mount_point]
+            silence = {"responded": False, "error": "no answer in time"} if asking.hangs() else {"error": _LATE}
+            joined[path] = replace(facts, **asking.answers.get(path, silence))
         return joined
-
-    def answers(self) -> dict[str, dict[str, Any]]:
-        """Return what is known of the files, by their keys."""
-        return dict(self._files.answers)
 
 
 def find_other_mounts(places: Sequence[str], cache_dirs: Sequence[str]) -> list[str]:

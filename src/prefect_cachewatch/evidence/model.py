@@ -1,6 +1,6 @@
 """The evidence of one stall as values, before any judgement.
 
-Nothing here reads the machine (`evidence` does) and nothing here decides (`diagnosis` does).
+Nothing here reads the machine (`collector` does) and nothing here decides (`rules` does).
 A missing part is None or empty, and `Evidence.missing` has the reason.
 """
 
@@ -108,7 +108,7 @@ class PressureFacts:
 
 @dataclass(frozen=True)
 class GrowthFacts:
-    """What the watch measured; `samples` are (seconds, bytes written, allocated bytes written).
+    """What the watch measured; the report has the whole curve.
 
     `touched` are cache files whose modification time moved in the window while their size did
     not (`changed_in_place`: some did, names unknown); `discarded_bytes` were written in the window and are gone again;
@@ -119,14 +119,11 @@ class GrowthFacts:
     window_s: float = 0.0
     pause_s: float = 0.0
     bytes_written: int = 0
-    bytes_present: int = 0
-    files_present: int = 0
     first_write_s: float | None = None
     last_growth_s: float | None = None
     touched: tuple[str, ...] = ()
     changed_in_place: bool = False
     discarded_bytes: int = 0
-    samples: tuple[tuple[float, int, int], ...] = ()
     unready: str = ""
     last_path: str = ""
 
@@ -141,7 +138,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything the diagnosis looks at; deltas are over `window_s` seconds."""
+    """Everything the rules look at; deltas are over `window_s` seconds."""
 
     window_s: float = 0.0
     growth: GrowthFacts = field(default_factory=GrowthFacts)

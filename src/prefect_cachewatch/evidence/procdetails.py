@@ -12,7 +12,6 @@ import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from prefect_cachewatch.common.mounts import read_mounts
 from prefect_cachewatch.common.proc_locks import lock_waits
@@ -24,11 +23,12 @@ from prefect_cachewatch.supervise.open_files import OpenFile
 from prefect_cachewatch.supervise.proc import namespace_of, read_proc, read_stat, read_status
 from prefect_cachewatch.supervise.reading import argv_within
 
-_TCP_STATES = {
-    1: "ESTABLISHED", 2: "SYN_SENT", 3: "SYN_RECV", 4: "FIN_WAIT1", 5: "FIN_WAIT2", 6: "TIME_WAIT", 7: "CLOSE",
-    8: "CLOSE_WAIT", 9: "LAST_ACK", 10: "LISTEN", 11: "CLOSING", 12: "NEW_SYN_RECV",
-}  # fmt: skip
-_UNIX_STATES = {1: "UNCONNECTED", 2: "CONNECTING", 3: "CONNECTED", 4: "DISCONNECTING"}
+# By their numbers in the kernel, from 1 on.
+_TCP_STATES = (
+    "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2", "TIME_WAIT", "CLOSE", "CLOSE_WAIT", "LAST_ACK",
+    "LISTEN", "CLOSING", "NEW_SYN_RECV",
+)  # fmt: skip
+_UNIX_STATES = ("UNCONNECTED", "CONNECTING", "CONNECTED", "DISCONNECTING")
 _NO_LIMIT = 1 << 60
 _ARGV_S = 0.3
 
@@ -47,14 +47,10 @@ def list_sockets(
         One entry for each socket that the tables know.
     """
     wanted = [(f.fd, f.inode) for f in files if f.kind == "socket" and f.inode is not None]
-    if not wanted:
-        return []
-    if not (namespace := namespace_of(pid, "net")):
-        return []
-    table = tables.get(namespace)
-    if table is None:
-        table = tables[namespace] = _read_socket_tables(pid)
-    found = ((fd, table.get(inode)) for fd, inode in wanted)
+    namespace = namespace_of(pid, "net") if wanted else ""
+    if namespace and namespace not in tables:
+        tables[namespace] = _read_socket_tables(pid)
+    found = ((fd, tables[namespace].get(inode)) for fd, inode in wanted if namespace)
     return [replace(facts, fd=fd) for fd, facts in found if facts]
 
 
@@ -102,29 +98,29 @@ def _describe_holder(pid: int, secrets: Sequence[str]) -> tuple[str, str, str]:
 
 def find_cgroup(pid: int) -> str:
     """Find the directory below /sys/fs/cgroup that limits the memory of a process; empty if none is seen."""
-    mounts = _cgroup_mounts()
-    unified = ""
+    mounts = read_mounts()
+    unified = next((mount.mount_point for mount in mounts if mount.type == "cgroup2"), "")
+    memory = (mount.mount_point for mount in mounts if mount.type == "cgroup" and "memory" in mount.options)
+    tops = {"memory": next(memory, ""), "": unified}
+    found = dict.fromkeys(tops, "")
     for line in os.fsdecode(read_proc(f"/proc/{pid}/cgroup")).splitlines():
-        number, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(",") and "memory" in mounts:
-            return mounts["memory"] + path.rstrip("/")
-        if number == "0" and "" in mounts:
-            unified = mounts[""] + path.rstrip("/")
-    return unified
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            if tops.get(controller):
+                found[controller] = tops[controller] + path.rstrip("/")
+    return found["memory"] or found[""]
 
 
 def read_cgroup(directory: str) -> CgroupFacts:
     """Read limit, use and OOM kills of a control group, version 2 or 1; what is missing is None."""
-    if Path(directory, "memory.limit_in_bytes").exists():
-        limit, current = (
-            _number(directory, "memory.limit_in_bytes"),
-            _number(directory, "memory.usage_in_bytes"),
-        )
-        kills = _keyed(directory, "memory.oom_control", b"oom_kill")
-    else:
-        limit, current = _number(directory, "memory.max"), _number(directory, "memory.current")
-        kills = _keyed(directory, "memory.events", b"oom_kill")
-    return CgroupFacts(directory, limit if limit is not None and limit < _NO_LIMIT else None, current, kills)
+    names = ("memory.max", "memory.current", "memory.events")
+    if os.path.exists(f"{directory}/memory.limit_in_bytes"):
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control")
+    limit, current, events = (read_proc(f"{directory}/{name}").split() for name in names)
+    kills = dict(zip(events[::2], events[1::2], strict=False)).get(b"oom_kill")
+    most, used = (int(words[0]) if words and words[0].isdigit() else None for words in (limit, current))
+    known = most if most is not None and most < _NO_LIMIT else None
+    return CgroupFacts(directory, known, used, int(kills) if kills else None)
 
 
 def _read_socket_tables(pid: int) -> dict[int, SocketFacts]:
@@ -132,49 +128,27 @@ def _read_socket_tables(pid: int) -> dict[int, SocketFacts]:
     for family in ("tcp", "tcp6", "udp", "udp6"):
         for line in read_proc(f"/proc/{pid}/net/{family}", 4 << 20).splitlines()[1:]:
             words = line.decode().split()
-            if len(words) < 10:
-                continue
-            sent, received = (int(part, 16) for part in words[4].split(":"))
-            state = _TCP_STATES.get(int(words[3], 16), words[3]) if family.startswith("tcp") else "UDP"
-            table[int(words[9])] = SocketFacts(
-                -1, family, _address(words[1]), _address(words[2]), state, received, sent
-            )
+            if len(words) >= 10:
+                sent, received = (int(part, 16) for part in words[4].split(":"))
+                state = _state_of(words[3], _TCP_STATES) if family.startswith("tcp") else "UDP"
+                ends = _address(words[1]), _address(words[2])
+                table[int(words[9])] = SocketFacts(-1, family, *ends, state, received, sent)
     for line in read_proc(f"/proc/{pid}/net/unix", 4 << 20).splitlines()[1:]:
         parts = os.fsdecode(line).split(None, 7)
         if len(parts) >= 7:
             path = parts[7] if len(parts) > 7 else ""
-            table[int(parts[6])] = SocketFacts(-1, "unix", path, "", _UNIX_STATES.get(int(parts[5], 16), parts[5]))
+            table[int(parts[6])] = SocketFacts(-1, "unix", path, "", _state_of(parts[5], _UNIX_STATES))
     return table
+
+
+def _state_of(number: str, names: Sequence[str]) -> str:
+    return names[int(number, 16) - 1] if 0 < int(number, 16) <= len(names) else number
 
 
 def _address(text: str) -> str:
     # Four-byte words in host order (net/ipv4/tcp_ipv4.c, get_tcp4_sock).
     raw, port = text.split(":")
-    words = [int(raw[at : at + 8], 16) for at in range(0, len(raw), 8)]
-    packed = b"".join(struct.pack("=I", word) for word in words)
+    packed = b"".join(struct.pack("=I", int(raw[at : at + 8], 16)) for at in range(0, len(raw), 8))
     if len(packed) == 4:
         return f"{socket.inet_ntop(socket.AF_INET, packed)}:{int(port, 16)}"
     return f"[{socket.inet_ntop(socket.AF_INET6, packed)}]:{int(port, 16)}"
-
-
-def _cgroup_mounts() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for mount in read_mounts():
-        if mount.type == "cgroup2":
-            found.setdefault("", mount.mount_point)
-        elif mount.type == "cgroup" and "memory" in mount.options:
-            found.setdefault("memory", mount.mount_point)
-    return found
-
-
-def _number(directory: str, name: str) -> int | None:
-    raw = read_proc(f"{directory}/{name}").strip()
-    return int(raw) if raw.isdigit() else None
-
-
-def _keyed(directory: str, name: str, key: bytes) -> int | None:
-    for line in read_proc(f"{directory}/{name}").splitlines():
-        words = line.split()
-        if len(words) == 2 and words[0] == key:
-            return int(words[1])
-    return None

@@ -49,40 +49,12 @@ _GENERIC = {
 _TABLES = {"x86_64": _X86_64, "aarch64": _GENERIC, "riscv64": _GENERIC}
 _FUTEX_PRIVATE = 128
 _MINUS_ONE = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
-_FD_FIRST = frozenset(
-    [
-        "read",
-        "write",
-        "pread64",
-        "pwrite64",
-        "readv",
-        "writev",
-        "preadv",
-        "pwritev",
-        "ioctl",
-        "connect",
-        "accept",
-        "accept4",
-        "sendto",
-        "recvfrom",
-        "sendmsg",
-        "recvmsg",
-        "recvmmsg",
-        "sendmmsg",
-        "fcntl",
-        "flock",
-        "fsync",
-        "fdatasync",
-        "ftruncate",
-        "fallocate",
-        "fstat",
-        "fstatfs",
-        "getdents",
-        "getdents64",
-        "close",
-        "syncfs",
-    ]
-)
+_FD_FIRST = frozenset((
+    "read", "write", "pread64", "pwrite64", "readv", "writev", "preadv", "pwritev", "ioctl", "connect", "accept", "accept4",
+    "sendto", "recvfrom", "sendmsg", "recvmsg", "recvmmsg", "sendmmsg", "fcntl", "flock", "fsync", "fdatasync", "ftruncate",
+    "fallocate", "fstat", "fstatfs", "getdents", "getdents64", "close", "syncfs",
+))  # fmt: skip
+_TIMED = ("nanosleep", "clock_nanosleep", "restart_syscall", "rt_sigtimedwait")
 _F_SETLKW = (7, 38)  # F_SETLKW and F_OFD_SETLKW
 _MAX_POLLED = 64
 
@@ -116,9 +88,7 @@ def find_descendants(roots: Iterable[int], include_roots: bool = True) -> list[i
     return [pid for pid in seen if pid not in chosen and os.path.exists(f"/proc/{pid}")]
 
 
-def sample_processes(
-    roots: int | Sequence[int], include_roots: bool = True, clock: Callable[[], float] = time.monotonic
-) -> ProcessSample:
+def sample_processes(roots: int | Sequence[int], include_roots: bool = True) -> ProcessSample:
     """Note CPU, faults and I/O of every process of a tree, cheap enough for each poll.
 
     About 0.1 ms a process; nothing but /proc is read.
@@ -126,7 +96,6 @@ def sample_processes(
     Args:
         roots: one pid or several; with `include_roots=False` only what is below them.
         include_roots: whether the roots belong to the tree (a guard does not).
-        clock: monotonic seconds.
 
     Returns:
         The sample, to be given to `collect_evidence` as `before`.
@@ -141,7 +110,8 @@ def sample_processes(
     found = read_each(pids, _read_totals, total_s=_SAMPLE_S)
     io = read_each(found, _read_io, total_s=_SAMPLE_S)
     readings = {pid: replace(reading, io=io.get(pid)) for pid in pids if (reading := found.get(pid))}
-    return ProcessSample(clock(), readings, _machine_oom_kills())
+    kills = next((line for line in read_proc("/proc/vmstat").splitlines() if line.startswith(b"oom_kill ")), None)
+    return ProcessSample(time.monotonic(), readings, int(kills.split()[1]) if kills else None)
 
 
 def read_threads(pid: int, with_calls: bool = True) -> tuple[ThreadFacts, ...]:
@@ -190,21 +160,8 @@ def _read_runnable(pid: int) -> tuple[float | None, int]:
 
 def _read_io(pid: int) -> IoCounters | None:
     values = dict(line.split(b": ", 1) for line in read_proc(f"/proc/{pid}/io").splitlines() if b": " in line)
-    if not values:
-        return None
-    return IoCounters(
-        int(values.get(b"rchar", 0)),
-        int(values.get(b"wchar", 0)),
-        int(values.get(b"read_bytes", 0)),
-        int(values.get(b"write_bytes", 0)),
-    )
-
-
-def _machine_oom_kills() -> int | None:
-    for line in read_proc("/proc/vmstat").splitlines():
-        if line.startswith(b"oom_kill "):
-            return int(line.split()[1])
-    return None
+    names = (b"rchar", b"wchar", b"read_bytes", b"write_bytes")
+    return IoCounters(*(int(values.get(name, 0)) for name in names)) if values else None
 
 
 def _read_thread(pid: int, tid: int, with_calls: bool) -> ThreadFacts | None:
@@ -212,23 +169,23 @@ def _read_thread(pid: int, tid: int, with_calls: bool) -> ThreadFacts | None:
     status = read_status(f"{here}/status")
     if not status:
         return None
-    name, state = os.fsdecode(status[b"Name"]), status[b"State"][:1].decode()
-    call = BlockedCall()
-    channel = ""
-    stack: tuple[str, ...] = ()
-    if state not in "RZX" and with_calls:
-        channel = os.fsdecode(read_proc(f"{here}/wchan")).strip()
-        channel = "" if channel == "0" else channel
-        call = decode_syscall(
-            os.fsdecode(read_proc(f"{here}/syscall")),
-            lambda address, size: read_memory(pid, address, size),
-            lambda fd: _epoll_targets(pid, fd),
-        )
-        stack = tuple(
-            line.partition("] ")[2] for line in os.fsdecode(read_proc(f"{here}/stack", 8192)).splitlines()[:24]
-        )
-    return ThreadFacts(
-        tid, name, state, channel, call.name, call.fds, call.timed, call.path, tuple(filter(None, stack)), call.private
+    thread = ThreadFacts(tid, os.fsdecode(status[b"Name"]), status[b"State"][:1].decode())
+    if thread.state in "RZX" or not with_calls:
+        return thread
+    channel, line, stack = (os.fsdecode(read_proc(f"{here}/{name}", 8192)) for name in ("wchan", "syscall", "stack"))
+    call = decode_syscall(
+        line, lambda address, size: read_memory(pid, address, size), lambda fd: _epoll_targets(pid, fd)
+    )
+    frames = tuple(filter(None, (frame.partition("] ")[2] for frame in stack.splitlines()[:24])))
+    return replace(
+        thread,
+        wait_channel=channel.strip().removeprefix("0"),
+        syscall=call.name,
+        waits_on=call.fds,
+        timed=call.timed,
+        path=call.path,
+        kernel_stack=frames,
+        private=call.private,
     )
 
 
@@ -294,27 +251,26 @@ def decode_syscall(
     args = [int(word, 16) for word in words[1:7]]
     if not name or len(args) < 6:
         return BlockedCall(name)
-    if name in ("fcntl",) and args[1] not in _F_SETLKW:
-        return BlockedCall(name, (args[0] & 0xFFFFFFFF,))
-    if name in _FD_FIRST:
-        return BlockedCall(name, (args[0] & 0xFFFFFFFF,), False)
-    if name in ("futex", "futex_waitv"):
-        private = bool(args[1] & _FUTEX_PRIVATE) if name == "futex" else None
-        return BlockedCall(name, (), args[3] != 0, private=private)
-    if name == "futex_wait":
-        return BlockedCall(name, (), args[4] != 0)
-    if name in ("poll", "ppoll"):
-        timed = args[2] != 0 if name == "ppoll" else args[2] not in _MINUS_ONE
-        return BlockedCall(name, _polled(read_memory, args[0], args[1]), timed)
-    if name in ("select", "pselect6"):
-        return BlockedCall(name, _selected(read_memory, args[0], args[1:4]), args[4] != 0)
-    if name in ("epoll_wait", "epoll_pwait"):
-        return BlockedCall(name, epoll_targets(args[0] & 0xFFFFFFFF), args[3] not in _MINUS_ONE)
-    if name == "epoll_pwait2":
-        return BlockedCall(name, epoll_targets(args[0] & 0xFFFFFFFF), args[3] != 0)
-    if name in ("open", "openat", "openat2"):
-        return BlockedCall(name, (), False, _text(read_memory(args[0 if name == "open" else 1], 4096)))
-    return BlockedCall(name, (), name in ("nanosleep", "clock_nanosleep", "restart_syscall", "rt_sigtimedwait"))
+    fd = args[0] & 0xFFFFFFFF
+    match name:
+        case "fcntl" if args[1] not in _F_SETLKW:
+            return BlockedCall(name, (fd,))
+        case "futex":
+            return BlockedCall(name, (), args[3] != 0, private=bool(args[1] & _FUTEX_PRIVATE))
+        case "futex_waitv" | "futex_wait":
+            return BlockedCall(name, (), args[3 if name == "futex_waitv" else 4] != 0)
+        case "poll" | "ppoll":
+            timed = args[2] != 0 if name == "ppoll" else args[2] not in _MINUS_ONE
+            return BlockedCall(name, _polled(read_memory, args[0], args[1]), timed)
+        case "select" | "pselect6":
+            return BlockedCall(name, _selected(read_memory, args[0], args[1:4]), args[4] != 0)
+        case "epoll_wait" | "epoll_pwait" | "epoll_pwait2":
+            forever = (0,) if name == "epoll_pwait2" else _MINUS_ONE
+            return BlockedCall(name, epoll_targets(fd), args[3] not in forever)
+        case "open" | "openat" | "openat2":
+            path = read_memory(args[0 if name == "open" else 1], 4096).partition(b"\0")[0]
+            return BlockedCall(name, (), False, os.fsdecode(path))
+    return BlockedCall(name, (fd,), False) if name in _FD_FIRST else BlockedCall(name, (), name in _TIMED)
 
 
 def call_name(number: int, machine: str = "") -> str:
@@ -343,7 +299,3 @@ def _selected(read_memory: ReadMemory, highest: int, addresses: list[int]) -> tu
         raw = read_memory(address, size)
         chosen.update(bit for bit in range(len(raw) * 8) if raw[bit // 8] >> bit % 8 & 1)
     return tuple(sorted(chosen))[:_MAX_POLLED]
-
-
-def _text(raw: bytes) -> str:
-    return os.fsdecode(raw.partition(b"\0")[0])

@@ -1,9 +1,9 @@
-"""Readings of the running processes as values; the only post-mortem module that a watch keeps in memory."""
+"""Readings of the running processes as values; the only module of evidence that a watch keeps in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 
 #: A tree that writes at least this much into files of a fixed size fills them; a heartbeat or a log writes less.
 FILLING_BYTES_PER_S = 1 << 17
@@ -20,12 +20,12 @@ class IoCounters:
 
     def since(self, earlier: IoCounters) -> IoCounters:
         """Subtract an earlier reading; a counter never falls below zero."""
-        return IoCounters(
-            max(0, self.read_chars - earlier.read_chars),
-            max(0, self.write_chars - earlier.write_chars),
-            max(0, self.read_bytes - earlier.read_bytes),
-            max(0, self.write_bytes - earlier.write_bytes),
-        )
+        return IoCounters(*(max(0, now - then) for now, then in zip(astuple(self), astuple(earlier), strict=True)))
+
+    @property
+    def written(self) -> int:
+        """Bytes written, by calls or to the device, whichever is more."""
+        return max(self.write_chars, self.write_bytes)
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,23 @@ class ProcessReading:
     runnable_s: float | None = None
     turns: int = 0
     state: str = ""
+
+    def since(self, earlier: ProcessReading | None) -> ProcessReading:
+        """Subtract an earlier reading; of a process that was not there then, or another one of that pid, all of it counts."""
+        if earlier is None or earlier.start_ticks != self.start_ticks:
+            earlier = replace(self, cpu_s=0.0, major_faults=0, io=IoCounters(), runnable_s=0.0, turns=0)
+        cpu_s, wanted_s = self.cpu_s - earlier.cpu_s, None
+        if self.runnable_s is not None and earlier.runnable_s is not None:
+            # Threads that ended took their share with them; what was used is never more than what was wanted.
+            wanted_s = max(self.runnable_s - earlier.runnable_s, cpu_s)
+        return replace(
+            self,
+            cpu_s=cpu_s,
+            major_faults=self.major_faults - earlier.major_faults,
+            io=self.io.since(earlier.io) if self.io and earlier.io else None,
+            runnable_s=wanted_s,
+            turns=self.turns - earlier.turns,
+        )
 
 
 @dataclass(frozen=True)
@@ -67,6 +84,10 @@ class ProcessSample:
     monotonic_s: float
     readings: Mapping[int, ProcessReading] = field(default_factory=dict)
     oom_kills: int | None = None
+
+    def since(self, before: ProcessSample) -> dict[int, ProcessReading]:
+        """Subtract an earlier sample of the same tree, for each process that is there now."""
+        return {pid: reading.since(before.readings.get(pid)) for pid, reading in self.readings.items()}
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ RULES: tuple[Callable[[View], Cause | None], ...] = (
     storage.writing_elsewhere,
     storage.reading_checkpoint,
     process.compute_bound,
-    storage.blocked_on_io,
+    process.blocked_on_io,
     process.waiting_for_network,
     process.deadlocked,
     process.waiting_for_child,

@@ -43,41 +43,33 @@ def _by_its_end(view: View) -> Cause:
     if words is not None and (by_signal is None or words.rule.weight >= _BETTER_WEIGHT):
         return _by_words(view, words)
     lines, how = _last_lines(view), _how_it_ended(view)
-    last = lines[-1].rstrip(".") if lines else ""
+    last, seen = lines[-1].rstrip(".") if lines else "", view.evidence.output_seen
     silent = "printed nothing" + (" that can be read" if view.evidence.log_tail.strip() else "")
     if by_signal is not None:
-        silent = silent if view.evidence.output_seen else UNSEEN
-        summary = f"{how}, and its last line was: {shown(last, 200)}" if last else f"{how} and {silent}"
-        return Cause(by_signal, summary, (), "medium", quoted(*lines))
-    silent = f"it {silent}" if view.evidence.output_seen else UNSEEN
-    return Cause(
-        "generator_failed",
-        f"{shown(last, 240)} (its last line)" if last else silent,
-        (how, "" if view.reports_error else _NO_ERROR),
-        "medium",
-        quoted(*lines),
-    )
+        told = (
+            f"{how}, and its last line was: {shown(last, 200)}" if last else f"{how} and {silent if seen else UNSEEN}"
+        )
+        return Cause(by_signal, told, (), "medium", quoted(*lines))
+    told = f"{shown(last, 240)} (its last line)" if last else f"it {silent}" if seen else UNSEEN
+    facts = (how, "" if view.reports_error else _NO_ERROR)
+    return Cause("generator_failed", told, facts, "medium", quoted(*lines))
 
 
 def part_died(view: View) -> Cause | None:
     """A process of the tree died, by its output or its end, and the rest waits for it: with the category of what it said last."""
     if not view.alive:
         return None
-    words, kind = view.last_words, view.evidence.growth.kind
-    known = words is not None and words.rule.weight >= _SURE_WEIGHT
-    lately = [one for one in view.evidence.ended if one.ago_s <= view.evidence.growth.pause_s + 1.0]
+    words, growth = view.last_words, view.evidence.growth
+    known = words if words is not None and words.rule.weight >= _SURE_WEIGHT else None
+    lately = [one for one in view.evidence.ended if one.ago_s <= growth.pause_s + 1.0]
     dead = next((one for one in lately if one.status), None)
     if dead is None and known:
         dead = next((one for one in lately if one.status is None), None)
-    if not (dead or (known and kind == "never_ready")):
-        return None
-    how = _how_it_died(dead) if dead is not None else ""
-    lines = tuple(_how_it_died(one) for one in view.evidence.ended)
-    if words is not None and known:
-        told = _by_words(view, words)
+    how, lines = _how_it_died(dead) if dead else "", tuple(map(_how_it_died, view.evidence.ended))
+    if known and (dead or growth.kind == "never_ready"):
+        told = _by_words(view, known)
         summary = f"{told.summary}; {how}, {_WAITS}" if how else f"{told.summary}, {_WAITS}"
-        sure = dead is not None and dead.status
-        return replace(told, summary=summary, evidence=lines, confidence="high" if sure else "medium")
+        return replace(told, summary=summary, evidence=lines, confidence="high" if dead and dead.status else "medium")
     if dead is None or dead.status is None:
         return None
     number = os.WTERMSIG(dead.status) if os.WIFSIGNALED(dead.status) else None
@@ -95,25 +87,20 @@ def _how_it_died(one: EndedProcess) -> str:
         'pid 7 (engine) was killed by SIGKILL 40 s ago'
     """
     how = "ended, by a status that only its parent knows,"
-    if one.status is not None:
-        by_signal = os.WIFSIGNALED(one.status)
-        how = (
-            f"was killed by {signal_name(os.WTERMSIG(one.status))}"
-            if by_signal
-            else f"ended with exit code {os.waitstatus_to_exitcode(one.status)}"
-        )
+    if one.status is not None and os.WIFSIGNALED(one.status):
+        how = f"was killed by {signal_name(os.WTERMSIG(one.status))}"
+    elif one.status is not None:
+        how = f"ended with exit code {os.waitstatus_to_exitcode(one.status)}"
     return f"pid {one.pid} ({shown(one.name, 40)}) {how} {format_duration(float(round(one.ago_s)))} ago"
 
 
 def _how_it_ended(view: View) -> str:
     """Say how a generator that was not stopped ended."""
-    evidence = view.evidence
+    evidence, number = view.evidence, _signal_of(view)
     if evidence.exit_signal:
         return f"the generator was killed by {signal_name(evidence.exit_signal)}"
-    code = evidence.exit_code or 0
-    return f"the generator ended by itself with exit code {code}" + (
-        f" ({signal_name(code - 128)})" if 128 < code <= 192 else ""
-    )
+    by_signal = f" ({signal_name(number)})" if number else ""
+    return f"the generator ended by itself with exit code {evidence.exit_code or 0}{by_signal}"
 
 
 def _by_words(view: View, words: LastWords) -> Cause:

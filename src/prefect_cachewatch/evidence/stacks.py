@@ -13,7 +13,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -58,11 +59,11 @@ def parse_py_spy(text: str) -> tuple[PythonThread, ...]:
     """
 
     def read(thread: dict[str, Any]) -> PythonThread:
-        frames = (
+        frames = tuple(
             f"{frame['name']} ({frame.get('short_filename') or frame.get('filename')}:{frame['line']})"
             for frame in thread["frames"][:_MAX_FRAMES]
         )
-        return PythonThread(thread.get("os_thread_id"), str(thread.get("thread_name") or ""), tuple(frames))
+        return PythonThread(thread.get("os_thread_id"), str(thread.get("thread_name") or ""), frames)
 
     try:
         return tuple(map(read, json.loads(text)))
@@ -71,15 +72,14 @@ def parse_py_spy(text: str) -> tuple[PythonThread, ...]:
 
 
 def read_stacks(
-    executable: str, pids: Sequence[int], deadline_s: float, clock: Callable[[], float]
+    executable: str, pids: Sequence[int], deadline_s: float
 ) -> tuple[dict[int, tuple[PythonThread, ...]], dict[int, str]]:
     """Run py-spy on several processes at once, until a deadline.
 
     Args:
         executable: py-spy, as `find_py_spy` gives it.
         pids: processes that run Python.
-        deadline_s: on `clock`.
-        clock: monotonic seconds.
+        deadline_s: on the monotonic clock.
 
     Returns:
         The threads of each process, and why there are none of the others.
@@ -97,7 +97,7 @@ def read_stacks(
                 failed[pid] = f"py-spy: {error.strerror}"
         for pid, (child, out) in running.items():
             try:
-                child.wait(max(0.0, deadline_s - clock()))
+                child.wait(max(0.0, deadline_s - time.monotonic()))
             except subprocess.TimeoutExpired:
                 child.kill()
                 failed[pid] = "py-spy did not answer in time"

@@ -7,6 +7,8 @@ for one is judged by the rules.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import re
 import time
@@ -90,8 +92,7 @@ def read_lock_files(
     Returns:
         Those that the log names, then those that are open, then the others.
     """
-    mounts = read_mounts()
-    tops = {facts.path: facts for facts in filesystems}
+    mounts, tops = read_mounts(), {facts.path: facts for facts in filesystems}
 
     def may_be_asked(path: str) -> bool:
         top = next((facts for prefix, facts in tops.items() if is_in(path, prefix)), None)
@@ -99,36 +100,22 @@ def read_lock_files(
         return top.responded if top is not None else mount is not None and not mount.is_network
 
     locked = {lock.inode: lock.mark for lock in parse_locks(locks_text) if not lock.waits and lock.exclusive}
-    cwds = _working_directories(files)
-    named = [
-        path
-        for name in named_locks(log_tail)
-        for path in ([name] if name.startswith("/") else [os.path.normpath(f"{cwd}/{name}") for cwd in cwds])
-        if may_be_asked(path)
-    ]
-    in_use = {file.target for held in files.values() for file in held if file.kind == "file"}
-    opened = [path for path in in_use if has_lock_name(path) and may_be_asked(path)]
-    opened += [
-        file.target
-        for held in files.values()
-        for file in held
-        if file.kind == "file" and file.inode in locked and may_be_asked(file.target)
-    ]
+    cwds, found = _working_directories(files), dict[str, LockFile]()
+    # The log may name a lock by a path from the working directory.
+    named = [os.path.normpath(os.path.join(cwd, name)) for name in named_locks(log_tail) for cwd in cwds or ["/"]]
+    held = [file for opened in files.values() for file in opened if file.kind == "file"]
+    in_use = {file.target for file in held}
+    opened = [file.target for file in held if has_lock_name(file.target) or file.inode in locked]
     directories = [os.path.dirname(path) for path in (*named, last_path) if any(is_in(path, top) for top in tops)]
-    directories += [facts.path for facts in filesystems if facts.responded]
-    directories = [directory for directory in directories if may_be_asked(directory)]
     shared = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    batons = (f"{cwd}/{name}" for cwd in cwds for name in _BATONS if may_be_asked(cwd))
-    shared_batons = (
-        path
-        for path in (find_lock_files([shared], ()) if may_be_asked(shared) else ())
-        if os.path.basename(path) in _BATONS
-    )
-    found: dict[str, LockFile] = {}
-    for path in (*named[:_MOST], *opened[:_MOST], *find_lock_files(directories, locked), *batons, *shared_batons):
+    batons = (f"{cwd}/{name}" for cwd in cwds for name in _BATONS)
+    below = find_lock_files([path for path in (*directories, *tops) if may_be_asked(path)], locked)
+    shared_batons = find_lock_files([shared], ()) if may_be_asked(shared) else iter(())
+    places = (*named[:_MOST], *opened[:_MOST], *below, *batons)
+    for path in (*places, *(path for path in shared_batons if os.path.basename(path) in _BATONS)):
         if len(found) >= _MOST:
             break
-        lock = look_at_lock(path) if path not in found else None
+        lock = look_at_lock(path) if path not in found and may_be_asked(path) else None
         if lock is None or lock.pid in files:  # a lock of the tree's own is not waited for
             continue
         lock = _with_holder(replace(lock, in_log=path in named, in_use=path in in_use), locked, files)
@@ -158,29 +145,21 @@ def _with_holder(lock: LockFile, locked: Mapping[int, str], tree: Collection[int
     return lock
 
 
-def _working_directories(pids: Iterable[int]) -> list[str]:
-    """The working directories of processes, each once."""
-    found: dict[str, None] = {}
+def _working_directories(pids: Iterable[int | str], until_s: float = math.inf) -> dict[str, int | str]:
+    """The working directories of processes, each with one of those that work there."""
+    found: dict[str, int | str] = {}
     for pid in pids:
-        try:
-            found[os.readlink(f"/proc/{pid}/cwd")] = None
-        except OSError:  # it has ended, or belongs to another user
-            continue
-    return list(found)
+        if time.monotonic() > until_s:
+            break
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+            found.setdefault(os.readlink(f"/proc/{pid}/cwd"), pid)
+    return found
 
 
 def _find_worker(directory: str, tree: Collection[int]) -> str | None:
     """Find a process that is not of the tree and works in a directory: what it locks by a mere file shows nowhere else."""
-    end_s = time.monotonic() + _LOOK_S
-    for name in os.listdir("/proc"):
-        if time.monotonic() > end_s:
-            break
-        if not name.isdigit() or int(name) in tree:
-            continue
-        try:
-            cwd = os.readlink(f"/proc/{name}/cwd")
-        except OSError:  # it has ended, or belongs to another user
-            continue
-        if cwd == directory:
-            return f"pid {name} ({for_terminal(os.fsdecode(read_proc(f'/proc/{name}/comm')).strip(), 40)})"
-    return None
+    others = (name for name in os.listdir("/proc") if name.isdigit() and int(name) not in tree)
+    pid = _working_directories(others, time.monotonic() + _LOOK_S).get(directory)
+    if pid is None:
+        return None
+    return f"pid {pid} ({for_terminal(os.fsdecode(read_proc(f'/proc/{pid}/comm')).strip(), 40)})"

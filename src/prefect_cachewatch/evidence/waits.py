@@ -1,12 +1,12 @@
 """What each thread and each process of the evidence waits for, in words; pure.
 
 A process's wait is that of its main thread, unless that one only waits for its other threads.
-It does not judge whether the wait is the fault: `diagnosis` does.
+It does not judge whether the wait is the fault: `rules` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -59,33 +59,25 @@ class Wait:
 
 _WRITES = frozenset(["write", "pwrite64", "writev", "pwritev", "sendto", "sendmsg", "sendmmsg", "sendfile", "splice"])
 _POLLS = frozenset(["poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "epoll_pwait2"])
-_SLEEPS = frozenset(["nanosleep", "clock_nanosleep", "pause", "rt_sigsuspend", "rt_sigtimedwait", "restart_syscall"])
-# In state D by vfork, as posix_spawn and Python's subprocess do it: until the child has replaced its program or ended.
-_CHILDREN = frozenset(("wait4", "waitid", "vfork", "clone", "clone3"))
-_FUTEXES = frozenset(("futex", "futex_waitv", "futex_wait"))
+_BY_STATE = dict.fromkeys("ZX", WaitKind.ENDED) | dict.fromkeys("Tt", WaitKind.STOPPED) | {"R": WaitKind.RUNNING}
+_BY_CALL = {
+    WaitKind.FUTEX: ("futex", "futex_waitv", "futex_wait"),
+    # In state D by vfork, as posix_spawn and Python's subprocess do it: until the child has replaced its program or ended.
+    WaitKind.CHILD: ("wait4", "waitid", "vfork", "clone", "clone3"),
+    WaitKind.SLEEP: ("nanosleep", "clock_nanosleep", "pause", "rt_sigsuspend", "rt_sigtimedwait", "restart_syscall"),
+}
 # If system calls may not be read: the name of the kernel function that the thread sleeps in.
-_CHANNELS: tuple[tuple[str, WaitKind], ...] = (
-    ("futex", WaitKind.FUTEX),
-    ("do_wait", WaitKind.CHILD),
-    ("kernel_wait4", WaitKind.CHILD),
-    ("hrtimer_nanosleep", WaitKind.SLEEP),
-    ("do_nanosleep", WaitKind.SLEEP),
-    ("pipe_write", WaitKind.PIPE_WRITE),
-    ("pipe_read", WaitKind.PIPE_READ),
-    ("locks_lock_inode_wait", WaitKind.LOCK),
-    ("flock_lock", WaitKind.LOCK),
-    ("n_tty_read", WaitKind.INPUT),
-    ("request_wait_answer", WaitKind.DISK),
-    ("fuse_", WaitKind.DISK),
-    ("rpc_wait", WaitKind.DISK),
-    ("nfs_", WaitKind.DISK),
-    ("folio_wait", WaitKind.DISK),
-    ("io_schedule", WaitKind.DISK),
-    ("inet_csk_accept", WaitKind.SOCKET),
-    ("unix_stream", WaitKind.SOCKET),
-    ("wait_for_connect", WaitKind.SOCKET),
-    ("tcp_", WaitKind.SOCKET),
-)
+_CHANNELS = {
+    WaitKind.FUTEX: ("futex",),
+    WaitKind.CHILD: ("do_wait", "kernel_wait4"),
+    WaitKind.SLEEP: ("hrtimer_nanosleep", "do_nanosleep"),
+    WaitKind.PIPE_WRITE: ("pipe_write",),
+    WaitKind.PIPE_READ: ("pipe_read",),
+    WaitKind.LOCK: ("locks_lock_inode_wait", "flock_lock"),
+    WaitKind.INPUT: ("n_tty_read",),
+    WaitKind.DISK: ("request_wait_answer", "fuse_", "rpc_wait", "nfs_", "folio_wait", "io_schedule"),
+    WaitKind.SOCKET: ("inet_csk_accept", "unix_stream", "wait_for_connect", "tcp_"),
+}
 _OF_FILE = {
     "tty": WaitKind.INPUT,
     "socket": WaitKind.SOCKET,
@@ -119,35 +111,25 @@ def thread_wait(thread: ThreadFacts, process: ProcessFacts, locked: bool = False
         return Wait(kind, process, thread, target or (file.target if file else ""), file, socket, thread.timed)
 
     call = thread.syscall
-    if thread.state in "ZX":
-        return wait(WaitKind.ENDED)
-    if thread.state in "Tt":
-        return wait(WaitKind.STOPPED)
-    if thread.state == "R":
-        return wait(WaitKind.RUNNING)
+    if thread.state in _BY_STATE:
+        return wait(_BY_STATE[thread.state])
     if call in ("flock", "fcntl") and (locked or call == "flock"):
         return wait(WaitKind.LOCK, _file(process, thread.waits_on))
-    if call in _FUTEXES:
-        return wait(WaitKind.FUTEX)
-    if call in _CHILDREN:
-        return wait(WaitKind.CHILD)
-    if call in _SLEEPS:
-        return wait(WaitKind.SLEEP)
+    for kind, calls in _BY_CALL.items():
+        if call in calls:
+            return wait(kind)
     if thread.path:
-        kind = _kind_of_open(thread)
-        return wait(kind, target=thread.path)
+        return wait(_kind_of_open(thread), target=thread.path)
     file = _polled(process, thread.waits_on) if call in _POLLS else _file(process, thread.waits_on)
     if call in _POLLS and file is None:
         return wait(WaitKind.SLEEP)
     if call in ("connect", "accept", "accept4"):
         return wait(WaitKind.SOCKET, file)
     if file is not None and file.kind in _OF_FILE:
-        kind = _OF_FILE[file.kind]
-        if file.kind in ("pipe", "tty") and (call in _WRITES or (call in _POLLS and file.access == "w")):
-            kind = WaitKind.PIPE_WRITE
-        return wait(kind, file)
-    if thread.state == "D" or call not in ("", "fault"):
-        return wait(WaitKind.DISK if thread.state == "D" or file else _by_channel(thread), file)
+        writes = call in _WRITES or (call in _POLLS and file.access == "w")
+        return wait(WaitKind.PIPE_WRITE if writes and file.kind in ("pipe", "tty") else _OF_FILE[file.kind], file)
+    if thread.state == "D" or (call not in ("", "fault") and file):
+        return wait(WaitKind.DISK, file)
     return wait(_by_channel(thread), file)
 
 
@@ -168,10 +150,9 @@ def process_wait(process: ProcessFacts, locked: bool = False) -> Wait | None:
     if main.kind not in (WaitKind.FUTEX, WaitKind.ENDED):
         return main
     # A main thread on a futex waits for one of the others (a join, a queue): they know more.
-    for kind in _TELLING:
-        for other in waits[1:]:
-            if other.kind is kind:
-                return other
+    telling = [other for other in waits[1:] if other.kind in _TELLING]
+    if telling:
+        return min(telling, key=lambda other: _TELLING.index(other.kind))
     # One thread that sleeps beside many that wait is a heartbeat; if as many sleep, the others wait for them.
     sleeping = [other for other in waits if other.kind is WaitKind.SLEEP]
     waiting = sum(other.kind is WaitKind.FUTEX for other in waits)
@@ -179,17 +160,9 @@ def process_wait(process: ProcessFacts, locked: bool = False) -> Wait | None:
 
 
 _TELLING = (
-    WaitKind.RUNNING,
-    WaitKind.STOPPED,
-    WaitKind.LOCK,
-    WaitKind.DEVICE,
-    WaitKind.DISK,
-    WaitKind.PIPE_WRITE,
-    WaitKind.INPUT,
-    WaitKind.CHILD,
-    WaitKind.SOCKET,
-    WaitKind.PIPE_READ,
-)
+    WaitKind.RUNNING, WaitKind.STOPPED, WaitKind.LOCK, WaitKind.DEVICE, WaitKind.DISK, WaitKind.PIPE_WRITE, WaitKind.INPUT,
+    WaitKind.CHILD, WaitKind.SOCKET, WaitKind.PIPE_READ,
+)  # fmt: skip
 
 
 def waiting_leaves(evidence: Evidence) -> list[Wait]:
@@ -204,31 +177,23 @@ def waiting_leaves(evidence: Evidence) -> list[Wait]:
     Returns:
         One wait a process that is alive.
     """
-    locked = {lock.waiter_pid for lock in evidence.locks}
-    writers = _pipe_ends(evidence.processes, "w")
-    parents = {process.parent_pid for process in evidence.processes if process.state not in "ZX"}
+    alive = [process for process in evidence.processes if process.state not in "ZX"]
+    locked, parents = {lock.waiter_pid for lock in evidence.locks}, {process.parent_pid for process in alive}
+    writers: dict[int | None, set[int]] = {}
+    for process in alive:
+        for file in process.files:
+            if file.kind == "pipe" and "w" in file.access:
+                writers.setdefault(file.inode, set()).add(process.pid)
     leaves = []
     for process in evidence.processes:
         wait = process_wait(process, process.pid in locked)
-        if wait is None or wait.kind is WaitKind.ENDED:
-            continue
-        if wait.kind is WaitKind.CHILD and process.pid in parents:
+        if wait is None or wait.kind is WaitKind.ENDED or (wait.kind is WaitKind.CHILD and process.pid in parents):
             continue
         inode = wait.file.inode if wait.file else None
         others = writers.get(inode, set()) - {process.pid} if inode is not None else set()
-        if wait.kind is WaitKind.PIPE_READ and others:
-            continue
-        leaves.append(wait)
+        if not (wait.kind is WaitKind.PIPE_READ and others):
+            leaves.append(wait)
     return leaves
-
-
-def _pipe_ends(processes: Sequence[ProcessFacts], access: str) -> Mapping[int | None, set[int]]:
-    ends: dict[int | None, set[int]] = {}
-    for process in processes:
-        for file in process.files:
-            if file.kind == "pipe" and access in file.access and process.state not in "ZX":
-                ends.setdefault(file.inode, set()).add(process.pid)
-    return ends
 
 
 def _file(process: ProcessFacts, fds: Sequence[int]) -> OpenFile | None:
@@ -255,7 +220,5 @@ def _kind_of_open(thread: ThreadFacts) -> WaitKind:
 
 
 def _by_channel(thread: ThreadFacts) -> WaitKind:
-    for part, kind in _CHANNELS:
-        if part in thread.wait_channel:
-            return kind
-    return WaitKind.DISK if thread.state == "D" else WaitKind.UNKNOWN
+    found = (kind for kind, parts in _CHANNELS.items() if any(part in thread.wait_channel for part in parts))
+    return next(found, WaitKind.DISK if thread.state == "D" else WaitKind.UNKNOWN)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prefect_cachewatch.common.directories import FileRefused, make_own_directory, state_directory
+from prefect_cachewatch.common.directories import state_directory
 from prefect_cachewatch.common.files import open_input, write_file
-from prefect_cachewatch.common.mounts import mount_of, parse_mountinfo, read_mounts
-from prefect_cachewatch.common.removal import Entry, look_path, remove_path
+from prefect_cachewatch.common.mounts import mount_of, read_mounts
+from prefect_cachewatch.common.removal import look_path, remove_path
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.evidence.model import FilesystemFacts
 
@@ -26,7 +27,8 @@ _NAME = re.compile(r"\d{8}T\d{6}Z-[a-z0-9-]+-[0-9a-f]{6}")
 #: Ends the name of a cancelled run's bundle before its digits; no job's name in lower case and single dashes ends so.
 CANCELLED = "--cancelled"
 _CANCELLED = re.compile(rf"{CANCELLED}-[0-9a-f]{{6}}$")
-_CANCELLED_KEPT = 10
+_KEPT, _CANCELLED_KEPT = 50, 10
+_MAX_AGE_S = 30 * 86400.0
 _PARTIAL = re.compile(r"\.\d{8}T\d{6}Z-[a-z0-9-]+-[0-9a-f]{6}\.partial")
 _LEAST_FREE_BYTES = 64 << 20
 _PARTIAL_AGE_S = 3600.0
@@ -35,14 +37,10 @@ _REPORT_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class BundleRoot:
-    """The directory for bundles; `note` says why it is not the usual one, or has a remark on it.
-
-    A directory that the user chose (`wanted`) may be shared with others; any other must be this user's alone.
-    """
+    """The directory for bundles; `note` says why it is not the usual one, or has a remark on it."""
 
     path: Path
     note: str = ""
-    wanted: bool = False
 
 
 def default_bundle_root(environ: Mapping[str, str] = os.environ) -> Path:
@@ -56,45 +54,36 @@ def default_bundle_root(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def choose_bundle_root(
-    filesystems: Sequence[FilesystemFacts],
-    wanted: Path | None = None,
-    environ: Mapping[str, str] = os.environ,
-    mountinfo: str | None = None,
+    filesystems: Sequence[FilesystemFacts], wanted: Path | None = None, environ: Mapping[str, str] = os.environ
 ) -> BundleRoot:
     """Choose a directory that the cache's fault does not affect, by the mount table alone.
 
-    The default is used if it is on another file system than every cache, or on one that is healthy. If that file system
-    is hung, full or read-only, a runtime or temporary directory on another mount is used.
+    That is the default, unless it lies on a cache's file system that hangs, is full or read-only: then it is a new one in
+    the runtime or temporary directory.
 
     Args:
         filesystems: the evidence's facts about the cache directories.
         wanted: a directory chosen by the user, taken as it is.
         environ: for the default place.
-        mountinfo: text of /proc/self/mountinfo; default this process's.
 
     Returns:
         The directory and a note.
     """
-    if wanted is not None:
-        return BundleRoot(wanted, wanted=True)
-    mounts = read_mounts() if mountinfo is None else parse_mountinfo(mountinfo)
-    usual = default_bundle_root(environ)
-    taken = {facts.mount_point for facts in filesystems}
-    mount = mount_of(str(usual), mounts)
-    if mount is None or mount.mount_point not in taken:
+    usual, mounts = wanted or default_bundle_root(environ), read_mounts()
+    sick = {facts.mount_point for facts in filesystems if not _is_well(facts)}
+
+    def is_sick(path: str) -> bool:
+        mount = mount_of(path, mounts)
+        return mount is None or mount.mount_point in sick
+
+    if wanted is not None or not is_sick(str(usual)):
         return BundleRoot(usual)
-    if all(_is_well(facts) for facts in filesystems):
-        return BundleRoot(usual, "the bundle lies on the same file system as the cache; XDG_STATE_HOME moves it")
-    user = os.getuid()
-    for base in (environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/dev/shm", "/run"):  # noqa: S108
-        mount = mount_of(base, mounts) if base.startswith("/") else None
-        if mount and mount.mount_point not in taken and os.access(base, os.W_OK):
-            why = "the usual place for bundles lies on the cache's file system, which is in trouble"
-            try:
-                return _own_place(base, f"cachewatch-{user}", why)
-            except OSError:
-                continue
-    return BundleRoot(usual, "no other file system was found for the bundle than the cache's")
+    why = "the usual place for bundles lies on the cache's file system, which is in trouble"
+    for base in (environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/dev/shm"):  # noqa: S108
+        if base.startswith("/") and not is_sick(base):
+            with contextlib.suppress(OSError):
+                return BundleRoot(Path(tempfile.mkdtemp(prefix=f"cachewatch-{os.getuid()}-", dir=base)), why)
+    return BundleRoot(usual, f"{why}; no other was found")
 
 
 def find_bundles(root: Path) -> list[Path]:
@@ -156,9 +145,7 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         with open_input(path) as file:
             raw = file.read(_REPORT_BYTES + 1)
-        if len(raw) > _REPORT_BYTES:
-            raise InputError(f"{path} is not a report: it is larger than {_REPORT_BYTES >> 20} MiB")
-        report = json.loads(raw)
+        report = json.loads(raw) if len(raw) <= _REPORT_BYTES else None
     except FileNotFoundError:
         raise InputError(
             f"{path.parent} is not a bundle: {path.name} is missing; `cachewatch report --list` shows those there are"
@@ -168,75 +155,42 @@ def _load(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise InputError(f"{path} is not a report: it is no JSON; was it cut short?") from None
     if not isinstance(report, dict):
-        raise InputError(f"{path} is not a bundle's report: it has no diagnosis in it")
+        raise InputError(
+            f"{path} is not a bundle's report: it has no diagnosis in it, or is larger than {_REPORT_BYTES >> 20} MiB"
+        )
     return report
 
 
-def prune_bundles(
-    root: Path,
-    *,
-    keep: int = 50,
-    max_age_s: float = 30 * 86400.0,
-    spare: Sequence[Path] = (),
-    wall_clock: Callable[[], float] = time.time,
-) -> list[Path]:
-    """Remove old bundles: those beyond the newest `keep`, and those older than `max_age_s`.
+def prune_bundles(root: Path, *, spare: Sequence[Path] = ()) -> None:
+    """Remove old bundles: those beyond the newest fifty, and those of more than thirty days.
 
     Those of cancelled runs count apart, so that they drive out none that explains a stall: the newest ten are kept.
     Only directories of this user with a bundle's name are touched; no symlink is followed.
 
     Args:
         root: directory of bundles.
-        keep: how many are kept.
-        max_age_s: seconds after which a bundle is removed even if there are few.
         spare: bundles that are kept in any case.
-        wall_clock: seconds since the epoch.
-
-    Returns:
-        The removed bundles.
     """
-    removed = []
-    now, found = wall_clock(), find_bundles(root)
+    found = find_bundles(root)
     few = [path for path in found if _CANCELLED.search(path.name)]
-    kept = {*few[:_CANCELLED_KEPT], *[path for path in found if path not in few][:keep]}
-    doomed = [path for path in found if path not in kept or _age_s(path, now) > max_age_s]
-    try:
+    kept = {*few[:_CANCELLED_KEPT], *[path for path in found if path not in few][:_KEPT]}
+    doomed = [path for path in found if path not in spare and (path not in kept or _age_s(path) > _MAX_AGE_S)]
+    with contextlib.suppress(OSError):
         partial = [root / name for name in os.listdir(root) if _PARTIAL.fullmatch(name)]
-    except OSError:
-        partial = []
-    doomed += [path for path in partial if _age_s(path, now) > _PARTIAL_AGE_S]
+        doomed += [path for path in partial if _age_s(path) > _PARTIAL_AGE_S]
     for path in doomed:
-        own = _own_directory(path)
-        if path not in spare and own is not None and not remove_path(path, own).failed:
-            removed.append(path)
-    return removed
-
-
-def _own_place(base: str, name: str, why: str) -> BundleRoot:
-    """Make our directory in one that all users may write to; under another name if another user has taken it."""
-    path = Path(base, name, "bundles")
-    try:
-        os.close(make_own_directory(path))
-    except FileRefused as error:
-        path = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=base), "bundles")
-        return BundleRoot(path, f"{why}; {Path(base, name)} is not used: {error}")
-    return BundleRoot(path, why)
+        with contextlib.suppress(OSError):
+            entry = look_path(path)
+            if entry.is_directory and entry.owner == os.getuid():
+                remove_path(path, entry)
 
 
 def _is_well(facts: FilesystemFacts) -> bool:
     return facts.responded and not facts.read_only and (facts.free_bytes or 0) >= _LEAST_FREE_BYTES
 
 
-def _age_s(path: Path, now: float) -> float:
+def _age_s(path: Path) -> float:
     try:
-        return now - path.lstat().st_mtime
+        return time.time() - path.lstat().st_mtime
     except OSError:
         return 0.0
-
-
-def _own_directory(path: Path) -> Entry | None:
-    try:
-        entry = look_path(path)
-    except OSError:
-        return None
-    return entry if entry.is_directory and entry.owner == os.getuid() else None

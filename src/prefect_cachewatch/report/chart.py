@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from prefect_cachewatch.common.svg import svg_document
 from prefect_cachewatch.common.units import format_bytes, format_duration
@@ -15,20 +16,8 @@ WIDTH, HEIGHT = 720, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 14, 16, 30
 _MAX_POINTS = 240
 _MAX_PAUSES = 40
-CHART_STYLE = (
-    ".bg{fill:#fff}.grid{stroke:#e3e6ea}.axis{fill:#5b6470;font:11px system-ui,sans-serif}"
-    ".line{fill:none;stroke:#2458c5;stroke-width:2;stroke-linejoin:round}.area{fill:#2458c5;fill-opacity:.1}"
-    ".disk{fill:none;stroke:#7a8494;stroke-width:1.2;stroke-dasharray:4 3}"
-    ".stall{fill:#d9364a;fill-opacity:.14}.edge{stroke:#d9364a;stroke-dasharray:3 3}"
-    ".note{fill:#b3243a;font:600 12px system-ui,sans-serif}"
-    ".pause{fill:#d98a00;fill-opacity:.2}.window{fill:none;stroke:#b3243a;stroke-width:1.5}"
-    "@media (prefers-color-scheme:dark){.bg{fill:#14181d}.grid{stroke:#2a313a}.axis{fill:#9aa5b1}"
-    ".line{stroke:#7aa5ff}.area{fill:#7aa5ff}.disk{stroke:#8a95a3}.note{fill:#ff8a98}.window{stroke:#ff8a98}}"
-    # On a phone the drawing is half as wide: its words are twice as large, and those of the left axis begin at the edge.
-    "@media (max-width:600px){.axis{font-size:23px}.note{font-size:23px}"
-    ".bytes{text-anchor:start;transform:translate(-62px,4px);paint-order:stroke;stroke:#fff;stroke-width:5px}}"
-    "@media (max-width:600px) and (prefers-color-scheme:dark){.bytes{stroke:#14181d}}"
-)
+# Read with this module: later its directory may be on a file system that hangs.
+CHART_STYLE = Path(__file__).with_name("chart.css").read_text("utf-8").partition("*/")[2].replace("\n", "")
 _TIME_STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 
 
@@ -39,7 +28,6 @@ def draw_growth(
     stall_from_s: float | None = None,
     window_s: float | None = None,
     pauses: Sequence[tuple[float, float]] = (),
-    label: str = "Bytes written",
 ) -> str:
     """Draw the growth curve of one attempt.
 
@@ -49,7 +37,6 @@ def draw_growth(
         stall_from_s: beginning of the pause that was judged a stall, shaded up to `end_s`; None for none.
         window_s: the window that had passed then, drawn from the beginning of that pause.
         pauses: beginning and end of earlier pauses that looked like a stall and were over, shaded in another colour.
-        label: the text alternative's beginning.
 
     Returns:
         An SVG document of 720 x 260 units that scales, light and dark.
@@ -69,53 +56,53 @@ def draw_growth(
     points.append((end_s, points[-1][1], points[-1][2]))
     top = max(1, *(max(b, a) for _, b, a in points))
     byte_step, time_step = _byte_step(top), _time_step(end_s)
-    ceiling = math.ceil(top / byte_step) * byte_step
+    ceiling, base = math.ceil(top / byte_step) * byte_step, HEIGHT - _BOTTOM
 
     def x(t: float) -> float:
         return round(_LEFT + (WIDTH - _LEFT - _RIGHT) * min(1.0, max(0.0, t / end_s)), 1)
 
     def y(value: float) -> float:
-        return round(HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * value / ceiling, 1)
+        return round(base - (base - _TOP) * value / ceiling, 1)
 
-    base = HEIGHT - _BOTTOM
+    def text(kind: str, at: float, height: float, anchor: str, words: str) -> str:
+        return f'<text class="{kind}" x="{at}" y="{height}" text-anchor="{anchor}">{words}</text>'
+
+    def shade(kind: str, from_s: float, to_s: float) -> str:
+        place = f'x="{x(from_s)}" y="{_TOP}" width="{max(0.0, round(x(to_s) - x(from_s), 1))}" height="{base - _TOP}"'
+        return f'<rect class="{kind}" {place}/>'
+
+    def line(column: int) -> str:
+        return "L".join(f"{x(point[0])} {y(point[column])}" for point in points)
+
     parts = [f'<rect class="bg" width="{WIDTH}" height="{HEIGHT}" rx="8"/>']
     for value in range(0, int(ceiling) + 1, int(byte_step)):
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y(value)}" y2="{y(value)}"/>')
-        parts.append(
-            f'<text class="axis bytes" x="{_LEFT - 8}" y="{y(value) + 4}" text-anchor="end">{_tick(value)}</text>'
-        )
+        parts.append(text("axis bytes", _LEFT - 8, y(value) + 4, "end", _tick(value)))
     for index in range(int(end_s / time_step + 1e-9) + 1):
         at = index * time_step
         anchor = "start" if index == 0 else "end" if x(at) > WIDTH - 40 else "middle"
-        parts.append(f'<text class="axis" x="{x(at)}" y="{base + 18}" text-anchor="{anchor}">{_clock(at)}</text>')
-    for begin_s, pause_end_s in list(pauses)[-_MAX_PAUSES:]:
-        place = f'x="{x(begin_s)}" y="{_TOP}" width="{max(0.0, round(x(pause_end_s) - x(begin_s), 1))}"'
-        parts.append(f'<rect class="pause" {place} height="{base - _TOP}"/>')
+        parts.append(text("axis", x(at), base + 18, anchor, _clock(at)))
+    parts += [shade("pause", begin_s, pause_end_s) for begin_s, pause_end_s in list(pauses)[-_MAX_PAUSES:]]
     note = ""
     if stall_from_s is not None and stall_from_s < end_s:
-        left, width = x(stall_from_s), round(x(end_s) - x(stall_from_s), 1)
-        parts.append(f'<rect class="stall" x="{left}" y="{_TOP}" width="{width}" height="{base - _TOP}"/>')
+        left = x(stall_from_s)
+        parts.append(shade("stall", stall_from_s, end_s))
         parts.append(f'<line class="edge" x1="{left}" x2="{left}" y1="{_TOP}" y2="{base}"/>')
         note = f"no growth for {format_duration(end_s - stall_from_s)}"
         # Beside the shade where that has more room for the words, which are large on a phone.
-        at, anchor = (left + 6, "start") if width > left - _LEFT else (left - 6, "end")
-        parts.append(f'<text class="note" x="{at}" y="{base - 8}" text-anchor="{anchor}">{note}</text>')
+        at, anchor = (left + 6, "start") if x(end_s) - left > left - _LEFT else (left - 6, "end")
+        parts.append(text("note", at, base - 8, anchor, note))
         if window_s is not None:
-            parts.append(_bracket(left, x(stall_from_s + window_s), base - 40))
-            words = f"window {format_duration(window_s)}"
-            parts.append(f'<text class="note" x="{at}" y="{base - 46}" text-anchor="{anchor}">{words}</text>')
-    line = "L".join(f"{x(t)} {y(b)}" for t, b, _ in points)
-    parts.append(f'<path class="area" d="M{x(0)} {base}L{line}L{x(end_s)} {base}Z"/>')
-    parts.append(f'<path class="line" d="M{line}"/>')
+            right, height = x(stall_from_s + window_s), base - 40
+            ends = (f"M{end} {height - 5}V{height + 5}" for end in (left, right))
+            parts.append(f'<path class="window" d="{f"M{left} {height}H{right}".join(ends)}"/>')
+            parts.append(text("note", at, base - 46, anchor, f"window {format_duration(window_s)}"))
+    parts.append(f'<path class="area" d="M{x(0)} {base}L{line(1)}L{x(end_s)} {base}Z"/>')
+    parts.append(f'<path class="line" d="M{line(1)}"/>')
     if any(abs(a - b) > 0.02 * top for _, b, a in points):
-        disk = "L".join(f"{x(t)} {y(a)}" for t, _, a in points)
-        parts.append(f'<path class="disk" d="M{disk}"><title>allocated on disk</title></path>')
-    words = f"{label}: {format_bytes(points[-1][1])} after {format_duration(end_s)}" + (f", {note}" if note else "")
+        parts.append(f'<path class="disk" d="M{line(2)}"><title>allocated on disk</title></path>')
+    words = f"Bytes written: {format_bytes(points[-1][1])} after {format_duration(end_s)}{note and f', {note}'}"
     return svg_document(WIDTH, HEIGHT, [f"<style>{CHART_STYLE}</style>", *parts], f'aria-label="{words}"')
-
-
-def _bracket(left: float, right: float, y: float) -> str:
-    return f'<path class="window" d="M{left} {y - 5}V{y + 5}M{left} {y}H{right}M{right} {y - 5}V{y + 5}"/>'
 
 
 def _thin(points: list[tuple[float, int, int]]) -> list[tuple[float, int, int]]:
@@ -141,6 +128,5 @@ def _tick(value: float) -> str:
 def _clock(at_s: float) -> str:
     if at_s < 60:
         return f"{at_s:g} s"
-    if at_s < 3600:
-        return f"{int(at_s // 60)}:{int(at_s % 60):02d}"
-    return f"{int(at_s // 3600)}h{int(at_s % 3600 // 60):02d}"
+    minutes, seconds = divmod(int(at_s), 60)
+    return f"{minutes}:{seconds:02d}" if at_s < 3600 else f"{minutes // 60}h{minutes % 60:02d}"

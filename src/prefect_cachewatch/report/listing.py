@@ -77,43 +77,26 @@ def build_listing(
     last_scan = max((entry["grown_scan"] for entry in raw["entries"]), default=-1)
     entries = []
     for entry in raw["entries"]:
-        size, allocated = entry["size_bytes"], entry["allocated_bytes"]
-        temporary = is_temporary(entry["path"].rpartition("/")[2])
-        flags: list[Flag] = []
+        path, size, allocated, scan = (entry[key] for key in ("path", "size_bytes", "allocated_bytes", "grown_scan"))
+        temporary = is_temporary(path.rpartition("/")[2])
         # Any file written in the last scan that saw growth may have been cut.
-        if not finished and (
-            temporary or entry["path"] in open_paths or (entry["grown_scan"] == last_scan and last_scan > 0)
-        ):
-            flags.append("suspect_partial")
-        if temporary:
-            flags.append("temporary")
-        if size == 0:
-            flags.append("empty")
-        if allocated < size * 0.9 and size - allocated > 65536:
-            flags.append("sparse")
-        if entry["grown_scan"] >= max(1, grown_since_scan):
-            flags.append("grew_in_window")
+        suspect = not finished and (temporary or path in open_paths or (scan == last_scan and last_scan > 0))
+        sparse = allocated < size * 0.9 and size - allocated > 65536
+        marks: dict[Flag, bool] = {
+            "suspect_partial": suspect,
+            "temporary": temporary,
+            "empty": size == 0,
+            "sparse": sparse,
+            "grew_in_window": scan >= max(1, grown_since_scan),
+        }
+        flags: list[Flag] = [flag for flag, is_set in marks.items() if is_set]
         modified_s = entry["modified_ns"] / 1e9
-        entries.append(
-            ListingEntry(
-                path=entry["path"],
-                size_bytes=size,
-                allocated_bytes=allocated,
-                modified_at=_timestamp(modified_s),
-                age_s=round(now_s - modified_s, 3),
-                flags=flags,
-            )
-        )
+        age_s = round(now_s - modified_s, 3)
+        entries.append(ListingEntry(path, size, allocated, _timestamp(modified_s), age_s, flags))
     # Of the suspects, too, what grew last stays first.
     entries.sort(key=lambda entry: "suspect_partial" not in entry.flags)
-    rest = [DirectoryTotal(path=path, files=files, bytes=size) for path, files, size in raw["rest"]]
-    return Listing(
-        total_files=raw["total_files"],
-        total_bytes=raw["total_bytes"],
-        truncated=len(entries) < raw["total_files"],
-        entries=entries,
-        rest=rest,
-    )
+    rest, count = [DirectoryTotal(*total) for total in raw["rest"]], raw["total_files"]
+    return Listing(count, raw["total_bytes"], len(entries) < count, entries, rest)
 
 
 def _timestamp(seconds: float) -> str:

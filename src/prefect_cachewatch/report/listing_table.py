@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
 from os.path import dirname
 
 from prefect_cachewatch.common.text import for_cell
@@ -14,7 +16,7 @@ FILES_MAX = 200
 _DIRECTORIES_MAX = 20
 # Both UIs make the first column as wide as its longest name: longer ones would push flags and age off a phone's screen.
 _NAME_MAX, _NAME_END = 36, 23
-_WHOLE = "whole name"
+_HEADS = ("file", "flags", "age", "size", "on disk", "whole name")
 
 
 def listing_rows(report: Report) -> list[dict[str, str]]:
@@ -30,56 +32,39 @@ def listing_rows(report: Report) -> list[dict[str, str]]:
     """
     listing = report.listing
     if listing is None:
-        return _needed([_row("no listing", flags="; ".join(for_cell(note, 300) for note in report.notes))])
-    rows = [_row(_total(listing), flags=_suspects(listing), size=format_bytes(listing.total_bytes))]
-    rows += [_file(entry, report) for entry in listing.entries[:FILES_MAX]]
-    left = sorted(_left_out(listing).items(), key=lambda item: -item[1][1])
-    for path, (files, size) in left[:_DIRECTORIES_MAX]:
-        rows.append(
-            _row(f"{format_count(files, 'file')} more in {for_cell(_below(path, report))}", size=format_bytes(size))
-        )
-    if others := left[_DIRECTORIES_MAX:]:
-        files, size = (sum(counts[index] for _, counts in others) for index in (0, 1))
-        rows.append(
-            _row(f"{format_count(files, 'file')} more in {len(others):,} other directories", size=format_bytes(size))
-        )
-    return _needed(rows)
-
-
-def _needed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
-    if any(row[_WHOLE] for row in rows):
-        return rows
-    return [{head: cell for head, cell in row.items() if head != _WHOLE} for row in rows]
-
-
-def _row(
-    file: str, *, flags: str = "", age: str = "", size: str = "", on_disk: str = "", whole: str = ""
-) -> dict[str, str]:
-    return {"file": file, "flags": flags, "age": age, "size": size, "on disk": on_disk, _WHOLE: whole}
-
-
-def _file(entry: ListingEntry, report: Report) -> dict[str, str]:
-    name = _below(entry.path, report)
-    short = name if len(name) <= _NAME_MAX else f"{name[: _NAME_MAX - _NAME_END - 1]}…{name[-_NAME_END:]}"
-    return _row(
-        for_cell(short),
-        flags=", ".join(entry.flags),
-        age=format_duration(max(0.0, entry.age_s)),
-        size=format_bytes(entry.size_bytes),
-        on_disk=format_bytes(entry.allocated_bytes),
-        whole=for_cell(name) if short != name else "",
-    )
-
-
-def _total(listing: Listing) -> str:
+        return _rows([("no listing", "; ".join(for_cell(note, 300) for note in report.notes))])
     directories = {dirname(entry.path) for entry in listing.entries} | {each.path.rstrip("/") for each in listing.rest}
     count = format_count(len(directories), "directory", "directories")
-    return f"total: {format_count(listing.total_files, 'file')} in {count}"
+    suspects = sum("suspect_partial" in entry.flags for entry in listing.entries)
+    total = f"total: {format_count(listing.total_files, 'file')} in {count}"
+    marks = f"{suspects:,} suspect_partial" if suspects else ""
+    rows = [
+        (total, marks, "", format_bytes(listing.total_bytes)),
+        *(_file(one, report) for one in listing.entries[:FILES_MAX]),
+    ]
+    left = sorted(_left_out(listing).items(), key=lambda item: -item[1][1])
+    more = [(files, size, for_cell(_below(path, report))) for path, (files, size) in left[:_DIRECTORIES_MAX]]
+    if others := left[_DIRECTORIES_MAX:]:
+        files, size = (sum(counts[index] for _, counts in others) for index in (0, 1))
+        more.append((files, size, f"{len(others):,} other directories"))
+    rows += [
+        (f"{format_count(files, 'file')} more in {where}", "", "", format_bytes(size)) for files, size, where in more
+    ]
+    return _rows(rows)
 
 
-def _suspects(listing: Listing) -> str:
-    found = sum("suspect_partial" in entry.flags for entry in listing.entries)
-    return f"{found:,} suspect_partial" if found else ""
+def _rows(rows: Sequence[tuple[str, ...]]) -> list[dict[str, str]]:
+    """Name the cells; the last column is left out where no name is cut."""
+    heads = _HEADS if any(len(row) == len(_HEADS) for row in rows) else _HEADS[:-1]
+    return [dict(zip_longest(heads, row, fillvalue="")) for row in rows]
+
+
+def _file(entry: ListingEntry, report: Report) -> tuple[str, ...]:
+    name = _below(entry.path, report)
+    short = name if len(name) <= _NAME_MAX else f"{name[: _NAME_MAX - _NAME_END - 1]}…{name[-_NAME_END:]}"
+    cells = (for_cell(short), ", ".join(entry.flags), format_duration(max(0.0, entry.age_s)),
+             format_bytes(entry.size_bytes), format_bytes(entry.allocated_bytes))  # fmt: skip
+    return (*cells, for_cell(name)) if short != name else cells
 
 
 def _left_out(listing: Listing) -> dict[str, tuple[int, int]]:

@@ -40,7 +40,7 @@ from prefect_cachewatch.watching.sections import (
 )
 from prefect_cachewatch.watching.stall import Suspicion
 
-Section = TypeVar("Section", "GrowthReport", Suspicion)
+Section = TypeVar("Section", "GrowthReport", "StopSection", Suspicion)
 
 
 @dataclass(frozen=True)
@@ -216,23 +216,21 @@ def build_report(
     Returns:
         The report.
     """
-    growth, now_s = outcome.growth, outcome.started_at + outcome.duration_s
-    listing = None
+    growth, listing = outcome.growth, None
     if outcome.listing is not None:
+        now_s, finished = outcome.started_at + outcome.duration_s, outcome.name == "completed"
         listing = build_listing(
-            outcome.listing,
-            now_s=now_s,
-            finished=outcome.name == "completed",
-            grown_since_scan=outcome.grown_since_scan,
+            outcome.listing, now_s=now_s, finished=finished, grown_since_scan=outcome.grown_since_scan
         )
+    samples = [SampleReport(round(s.at_s, 3), s.bytes_written, s.allocated_written, s.percent) for s in outcome.samples]
+    grown = GrowthReport(
+        growth.bytes_written, growth.allocated_written, growth.bytes_present, growth.files_present, outcome.first_write_s,
+        outcome.last_growth_s, outcome.longest_pause_s, [_rounded(one) for one in outcome.suspicions], samples,
+    )  # fmt: skip
+    doubts = [{"category": one.category, "severity": one.severity, "message": one.message} for one in outcome.doubts]
     return Report(
         outcome=outcome.name,
-        stall=StallReport(
-            kind=outcome.kind,
-            window_s=outcome.window_s,
-            pause_s=outcome.pause_s,
-            learned=outcome.learned_stop is not None,
-        ),
+        stall=StallReport(outcome.kind, outcome.window_s, outcome.pause_s, outcome.learned_stop is not None),
         facts=outcome.facts,
         headline=outcome.headline,
         exit_code=outcome.exit_code,
@@ -243,22 +241,7 @@ def build_report(
         attempt=attempt,
         started_at=format_moment(outcome.started_at),
         duration_s=round(outcome.duration_s, 3),
-        growth=_rounded(
-            GrowthReport(
-                bytes_written=growth.bytes_written,
-                allocated_written=growth.allocated_written,
-                bytes_present=growth.bytes_present,
-                files_present=growth.files_present,
-                first_write_s=outcome.first_write_s,
-                last_growth_s=outcome.last_growth_s,
-                longest_pause_s=outcome.longest_pause_s,
-                suspected=[_rounded(suspicion) for suspicion in outcome.suspicions],
-                samples=[
-                    SampleReport(round(s.at_s, 3), s.bytes_written, s.allocated_written, s.percent)
-                    for s in outcome.samples
-                ],
-            )
-        ),
+        growth=_rounded(grown),
         stop=_stop_section(outcome, secrets),
         listing=listing,
         log_tail=log_tail,
@@ -267,9 +250,7 @@ def build_report(
         logged=redact_all(outcome.logged, secrets),
         would_be_stops=list(outcome.would_be_stops),
         learned=outcome.learned,
-        findings=[
-            {"category": one.category, "severity": one.severity, "message": one.message} for one in outcome.doubts
-        ],
+        findings=doubts,
     )
 
 
@@ -286,7 +267,6 @@ def cached_report(publication: Publication, *, name: str, command: list[str], me
     Returns:
         The report, with `attempt` 0 and nothing grown.
     """
-    now_s = time.time()
     return Report(
         outcome="cached",
         stall=StallReport(),
@@ -298,13 +278,8 @@ def cached_report(publication: Publication, *, name: str, command: list[str], me
         cache_dirs=[publication.path],
         attempt=0,
         started_at=format_moment(started_s),
-        duration_s=round(max(0.0, now_s - started_s), 3),
-        growth=GrowthReport(
-            bytes_written=0,
-            allocated_written=0,
-            bytes_present=publication.total_bytes,
-            files_present=publication.total_files,
-        ),
+        duration_s=round(max(0.0, time.time() - started_s), 3),
+        growth=GrowthReport(0, 0, publication.total_bytes, publication.total_files),
         publication=publication,
     )
 
@@ -385,32 +360,25 @@ def report_json(report: Report, indent: int | None = 1) -> str:
 def write_report(report: Report, path: Path) -> None:
     """Write a report whole or not at all, in mode 0600 unless the file exists; a device or pipe is written directly.
 
-    If there is no room, the report is shortened and says so. If that does not fit either, the whole report goes to the
-    temporary directory.
+    If there is no room, the report is shortened and says so.
 
     Args:
         report: the report.
         path: path of the report; an older one is replaced, its mode kept.
 
     Raises:
-        InputError: it cannot be written there; the message says where it was written instead.
+        OSError: it cannot be written there.
     """
     try:
         write_file(path, _bytes_of(report))
-        return
-    except OSError as failure:
-        error = failure
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
         for entries in (100, 10, 0):
             with contextlib.suppress(OSError):
                 write_file(path, _bytes_of(_shortened(report, entries, error.strerror or str(error))))
                 return
-    message = f"report file {path} cannot be written: {error.strerror}"
-    try:
-        elsewhere = _write_elsewhere(report)
-    except OSError:
-        raise InputError(message) from error
-    raise InputError(f"{message}; it is in {elsewhere} instead") from error
+        raise
 
 
 def write_report_within(files: Files, report: Report, path: Path, timeout_s: float = 10.0) -> str | None:
@@ -419,7 +387,7 @@ def write_report_within(files: Files, report: Report, path: Path, timeout_s: flo
     Args:
         files: the helper process.
         report: the report.
-        path: path of the report.
+        path: path of the report; where it cannot be written, the report goes to the temporary directory.
         timeout_s: the longest wait.
 
     Returns:
@@ -432,10 +400,8 @@ def write_report_within(files: Files, report: Report, path: Path, timeout_s: flo
             write_report(report, path)
         else:
             files.run(write_report, report, path, timeout_s=timeout_s)
-    except InputError as error:
-        return error.message
-    except OSError as failure:
-        message = f"report file {path} cannot be written: {failure.strerror}"
+    except OSError as error:
+        message = f"report file {path} cannot be written: {error.strerror}"
         try:
             return f"{message}; it is in {files.run(_write_elsewhere, report, timeout_s=timeout_s)} instead"
         except OSError:
@@ -460,37 +426,21 @@ def _shortened(report: Report, entries: int, why: str) -> Report:
     samples, listing = report.growth.samples, report.listing
     note = f"the report was shortened to {entries} files, 20 samples and 10 log lines: {why}"
     if listing is not None:
-        listing = replace(
-            listing, truncated=listing.truncated or len(listing.entries) > entries, entries=listing.entries[:entries]
-        )
-    return replace(
-        report,
-        growth=replace(report.growth, samples=samples[:: max(1, len(samples) // 20)][:20]),
-        listing=listing,
-        log_tail=report.log_tail[-10:],
-        notes=[*report.notes, note],
-    )
+        cut = listing.truncated or len(listing.entries) > entries
+        listing = replace(listing, truncated=cut, entries=listing.entries[:entries])
+    growth = replace(report.growth, samples=samples[:: max(1, len(samples) // 20)][:20])
+    return replace(report, growth=growth, listing=listing, log_tail=report.log_tail[-10:], notes=[*report.notes, note])
 
 
 def _stop_section(outcome: Outcome, secrets: tuple[str, ...]) -> StopSection | None:
-    stop = outcome.stop
+    stop, decided_s = outcome.stop, outcome.decided_after_last_growth_s
     if stop is None or stop.why in ("exited", "released"):
         return None
-
-    def named(processes: list[dict[str, Any]]) -> list[ProcessReport]:
-        return [
-            ProcessReport(pid=p["pid"], state=p["state"], argv=redact_argv(p.get("argv", []), secrets))
-            for p in processes
-        ]
-
-    decided_s = outcome.decided_after_last_growth_s
-    return StopSection(
-        decided_after_last_growth_s=None if decided_s is None else round(decided_s, 3),
-        gone_after_s=round(stop.gone_after_s, 4),
-        terminated=named(stop.terminated),
-        killed=named(stop.killed),
-        survivors=named(stop.survivors),
+    terminated, killed, survivors = (
+        [ProcessReport(one["pid"], one["state"], redact_argv(one.get("argv", []), secrets)) for one in processes]
+        for processes in (stop.terminated, stop.killed, stop.survivors)
     )
+    return _rounded(StopSection(decided_s, stop.gone_after_s, terminated, killed, survivors))
 
 
 def _rounded(section: Section) -> Section:

@@ -189,12 +189,11 @@ def draw_report(report: Report) -> str:
     growth, stall = report.growth, report.stall
     samples = [(one.at_s, one.bytes_written, one.allocated_written) for one in growth.samples]
     pauses = [(one.at_s - one.pause_s, one.cleared_at_s) for one in growth.suspected if one.cleared_at_s is not None]
-    last_s = growth.last_growth_s or 0.0
     if stall.kind is None or stall.pause_s is None:
         return draw_growth(samples, end_s=report.duration_s, pauses=pauses)
-    return draw_growth(
-        samples, end_s=last_s + stall.pause_s, stall_from_s=last_s, window_s=stall.window_s, pauses=pauses
-    )
+    last_s = growth.last_growth_s or 0.0
+    end_s, window_s = last_s + stall.pause_s, stall.window_s
+    return draw_growth(samples, end_s=end_s, stall_from_s=last_s, window_s=window_s, pauses=pauses)
 
 
 def _growth(report: Report, is_page: bool) -> list[Part]:
@@ -213,28 +212,27 @@ def _growth(report: Report, is_page: bool) -> list[Part]:
 def numbers(report: Report) -> list[tuple[str, str]]:
     """Write what was measured, where, and how it ended, as labels and values."""
     growth, where, stop, ready = report.growth, report.where, report.stop, report.ready
-    after = {name: "never" if at is None else f"after {format_duration(at)}" for name, at in (
-        ("first", growth.first_write_s), ("last", growth.last_growth_s), ("ready", ready.at_s if ready else None))}  # fmt: skip
+    ended = f"signal {report.signal}" if report.signal is not None else "unknown"
     rows: list[tuple[str, str | None]] = [
         ("Attempt", f"{_attempt(report)}, {format_duration(report.duration_s)}"),
         ("Started", report.started_at[:19].replace("T", " ") + " UTC"),
         *_where(report),
         ("Bytes written", format_bytes(growth.bytes_written)),
         ("Present", describe_growth(growth.bytes_present, growth.files_present)),
-        ("First byte", after["first"]),
-        ("Last growth", after["last"]),
+        ("First byte", _after(growth.first_write_s)),
+        ("Last growth", _after(growth.last_growth_s)),
         ("Longest pause", format_duration(growth.longest_pause_s)),
         ("Progress told", describe_last(report.logged) if report.logged is not None else None),
         ("Learned", str(report.learned) if report.learned is not None else None),
-        ("Generator", _ended(report)),
+        ("Generator", f"exit code {report.exit_code}" if report.exit_code is not None else ended),
     ]
     if ready is not None:
         warm_s = next((change.at_s for change in ready.phases if change.phase == "warm_up"), None)
         left = f"pid {ready.pid}" if ready.pid is not None else f"container {ready.container}"
         rows += [
-            ("Ready", f"{after['ready']}, by {ready.what}"),
+            ("Ready", f"{_after(ready.at_s)}, by {ready.what}"),
             ("Last answer", ready.last_answer if ready.at_s is None else None),
-            ("Warm-up began", f"after {format_duration(warm_s)}" if warm_s is not None else None),
+            ("Warm-up began", _after(warm_s) if warm_s is not None else None),
             ("Left running", left if ready.left_running else None),
             ("To stop it", ready.how_to_stop if ready.left_running else None),
         ]
@@ -242,10 +240,12 @@ def numbers(report: Report) -> list[tuple[str, str]]:
         ends = f"{len(stop.terminated)} terminated, {len(stop.killed)} killed, {len(stop.survivors)} left"
         rows.append(("Process tree", f"gone after {stop.gone_after_s:.2f} s: {ends}"))
         rows += [("Could not be killed", f"pid {who.pid}, state {who.state}") for who in stop.survivors]
-    if where is not None and where.log is not None:
-        rows.append(("Log of the generator", where.log))
-    rows.append(("Command", " ".join(report.command)))
+    rows += [("Log of the generator", where.log if where is not None else None), ("Command", " ".join(report.command))]
     return [(label, value) for label, value in rows if value]
+
+
+def _after(seconds: float | None) -> str:
+    return "never" if seconds is None else f"after {format_duration(seconds)}"
 
 
 def _where(report: Report) -> list[tuple[str, str | None]]:
@@ -253,28 +253,16 @@ def _where(report: Report) -> list[tuple[str, str | None]]:
     where = report.where
     if where is None:
         return []
-    windows = (
-        ("first byte", where.windows.first_write_within_s), ("growth", where.windows.stall_after_s),
-        ("warm-up", where.windows.warmup_within_s), ("in all", where.windows.max_duration_s),
-    )  # fmt: skip
-    shown = [f"{label} {format_duration(seconds)}" for label, seconds in windows if seconds is not None]
-    return [
-        ("Host", f"{where.host}, pid {where.pid} of {where.user}"),
-        ("Worker", where.worker),
-        ("Flow run", where.flow_run),
-        ("Windows", ", ".join(shown)),
-    ]
+    names, windows = ("first byte", "growth", "warm-up", "in all"), where.windows
+    seconds = (windows.first_write_within_s, windows.stall_after_s, windows.warmup_within_s, windows.max_duration_s)
+    shown = [f"{name} {format_duration(s)}" for name, s in zip(names, seconds, strict=True) if s is not None]
+    host = f"{where.host}, pid {where.pid} of {where.user}"
+    return [("Host", host), ("Worker", where.worker), ("Flow run", where.flow_run), ("Windows", ", ".join(shown))]
 
 
 def _attempt(report: Report) -> str:
     most = report.where.attempts if report.where is not None else None
     return f"{report.attempt} of {most}" if most is not None and most >= report.attempt else str(report.attempt)
-
-
-def _ended(report: Report) -> str:
-    if report.exit_code is not None:
-        return f"exit code {report.exit_code}"
-    return f"signal {report.signal}" if report.signal is not None else "unknown"
 
 
 def _capital(text: str) -> str:
@@ -302,20 +290,15 @@ def _files(listing: Listing | None) -> list[Part]:
     total = f"{format_count(listing.total_files, 'file')}, {format_bytes(listing.total_bytes)}"
     more = f", {len(entries):,} shown" if len(entries) != listing.total_files else ""
     rows = tuple(
-        (
-            Cell(one.path),
-            Cell("", tags=tuple(one.flags)),
-            Cell(format_duration(max(0.0, one.age_s)), one.age_s),
-            Cell(format_bytes(one.size_bytes), one.size_bytes),
-            Cell(format_bytes(one.allocated_bytes), one.allocated_bytes),
-        )
+        (Cell(one.path), Cell("", tags=tuple(one.flags)), Cell(format_duration(max(0.0, one.age_s)), one.age_s),
+         Cell(format_bytes(one.size_bytes), one.size_bytes), Cell(format_bytes(one.allocated_bytes), one.allocated_bytes))
         for one in entries
-    )
+    )  # fmt: skip
     parts: list[Part] = [f"{total}{more}; what may be cut first, then what grew last."]
     parts += [Table(("File", "Flags", "#Age", "#Size", "#On disk"), rows, "files")] * bool(rows)
     if listing.rest:
-        rest = ((Cell(one.path), Cell(f"{one.files:,}"), Cell(format_bytes(one.bytes))) for one in listing.rest)
-        table = Table(("Directory", "#Files", "#Bytes"), tuple(itertools.islice(rest, _MAX_FILES)))
+        rest = [(one.path, f"{one.files:,}", format_bytes(one.bytes)) for one in listing.rest[:_MAX_FILES]]
+        table = _table(("Directory", "#Files", "#Bytes"), rest)
         parts.append(Folded("Files not listed, by directory", (table,), is_open=True))
     return parts
 
@@ -336,7 +319,8 @@ def _processes(evidence: Evidence) -> list[Part]:
             str(process.thread_count),
             f"{process.cpu_s:.1f} s",
             "" if process.cpu_in_window_s is None else f"{process.cpu_in_window_s:.1f} s",
-            *("" if size is None else format_bytes(size) for size in (process.resident_bytes, process.swap_bytes)),
+            _bytes(process.resident_bytes),
+            _bytes(process.swap_bytes),
             "" if io is None else f"{format_bytes(io.read_chars)} / {format_bytes(io.write_chars)}",
             format_duration(process.age_s),
             str(process.nice),
@@ -344,6 +328,10 @@ def _processes(evidence: Evidence) -> list[Part]:
     heads = ("Pid", "Command", "State", "#Threads", "#CPU", "#in window", "#Resident", "#Swap", "#Read / written in window", "#Age", "#Nice")  # fmt: skip
     hidden = evidence.process_count - len(rows)
     return [_table(heads, rows), *[f"{hidden} more processes are in report.json."] * (hidden > 0)]
+
+
+def _bytes(size: int | None) -> str:
+    return "" if size is None else format_bytes(size)
 
 
 def _table(heads: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Table:
@@ -360,13 +348,14 @@ def _holdings(evidence: Evidence) -> list[Part]:
 
 
 def _open_files(process: ProcessFacts) -> Folded:
-    sockets = {socket.fd: socket for socket in process.sockets}
-    rows = []
-    for file in process.files[:_MAX_OPEN]:
-        socket = sockets.get(file.fd)
-        what = f"{socket.family} {socket.local} → {socket.remote} {socket.state}" if socket else file.target
-        sizes = ("" if size is None else format_bytes(size) for size in (file.size_bytes, file.position_bytes))
-        rows.append((str(file.fd), what, f"{file.kind} {file.access}", "cache" if file.in_cache else "", *sizes))
+    sockets = {
+        socket.fd: f"{socket.family} {socket.local} → {socket.remote} {socket.state}" for socket in process.sockets
+    }
+    rows = [
+        (str(file.fd), sockets.get(file.fd, file.target), f"{file.kind} {file.access}", "cache" * file.in_cache,
+         _bytes(file.size_bytes), _bytes(file.position_bytes))
+        for file in process.files[:_MAX_OPEN]
+    ]  # fmt: skip
     count = process.file_count if process.file_count is not None else len(rows)
     table = _table(("#Fd", "File", "Kind", "Where", "#Size", "#At"), rows)
     return Folded(f"pid {process.pid} {process.name}: {count} open", (table,))

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prefect_cachewatch.common.aside import Files, InPlace
-from prefect_cachewatch.common.files import is_special
 from prefect_cachewatch.common.mounts import is_in
-from prefect_cachewatch.common.secrets import redact, redact_all, whole_lines
+from prefect_cachewatch.common.secrets import redact, redact_all
 from prefect_cachewatch.evidence.causes import Cause
 from prefect_cachewatch.evidence.collector import collect_evidence, kept_text, log_text
 from prefect_cachewatch.evidence.ended import EndedProcesses
@@ -25,7 +25,6 @@ from prefect_cachewatch.evidence.proctree import sample_processes
 from prefect_cachewatch.evidence.readings import FILLING_BYTES_PER_S
 from prefect_cachewatch.evidence.rules import find_cause
 from prefect_cachewatch.report.bundle import BundleContent, write_bundle
-from prefect_cachewatch.report.bundlestore import choose_bundle_root, prune_bundles
 from prefect_cachewatch.report.headline import describe_cancelled, how_it_ended, how_long, make_headline
 from prefect_cachewatch.report.report import Report, suspected_paths
 from prefect_cachewatch.supervise.open_files import open_for_writing
@@ -96,16 +95,11 @@ class PostMortem:
         Args:
             watch: the attempt.
         """
-        rule, supervisor = watch.state.rule, watch.supervisor
-        if supervisor is None or supervisor.gone.is_set():
-            return
-        if rule.last_growth_s != self._growth_seen:
-            self._growth_seen = rule.last_growth_s
+        if watch.state.rule.last_growth_s != self._growth_seen:
+            self._growth_seen = watch.state.rule.last_growth_s
             self._samples.clear()
-        try:
-            sample = sample_processes(supervisor.root_pids, include_roots=supervisor.includes_roots)
-        except Exception as error:  # noqa: BLE001 - called by the monitor: an error here would end the generation
-            self._note(f"the processes could not be sampled: {type(error).__name__}: {error}")
+        sample = self._sample(watch)
+        if sample is None:
             return
         self._ended.note(sample)
         self._samples.append((sample, _discarded_bytes(watch)))
@@ -114,21 +108,25 @@ class PostMortem:
         if len(self._samples) > _SAMPLES_MAX:
             del self._samples[1:-1:2]
 
+    def _sample(self, watch: Watch) -> ProcessSample | None:
+        supervisor = watch.supervisor
+        if supervisor is None or supervisor.gone.is_set():
+            return None
+        try:
+            return sample_processes(supervisor.root_pids, include_roots=supervisor.includes_roots)
+        except Exception as error:  # noqa: BLE001 - called by the monitor: an error here would end the generation
+            self._note(f"the processes could not be sampled: {type(error).__name__}: {error}")
+            return None
+
     def is_busy(self) -> bool:
         """Say whether the tree computed or read between the last two samples; also if that is not known."""
         if len(self._samples) < 2 or not self._samples[-1][0].readings:
             return True
         (before, _), (after, _) = self._samples[-2:]
-        passed_s = max(after.monotonic_s - before.monotonic_s, 1e-3)
-        cpu_s, read_bytes = 0.0, 0
-        for pid, now in after.readings.items():
-            then = before.readings.get(pid)
-            known = then is not None and then.start_ticks == now.start_ticks
-            cpu_s += now.cpu_s - (then.cpu_s if then is not None and known else 0.0)
-            if now.io is None:
-                return True
-            read_bytes += now.io.read_chars - (then.io.read_chars if then is not None and known and then.io else 0)
-        return cpu_s / passed_s >= _BUSY_CORES or read_bytes / passed_s >= _BUSY_BYTES_PER_S
+        passed_s, used = max(after.monotonic_s - before.monotonic_s, 1e-3), after.since(before).values()
+        read = [one.io.read_chars for one in used if one.io is not None]
+        busy = sum(one.cpu_s for one in used) / passed_s >= _BUSY_CORES or sum(read) / passed_s >= _BUSY_BYTES_PER_S
+        return busy or len(read) < len(used)
 
     def written(self, watch: Watch) -> int | None:
         """Add up what the processes of the tree have written, those included that they have waited for.
@@ -139,16 +137,9 @@ class PostMortem:
         Returns:
             Bytes; None if it is not known of each.
         """
-        supervisor = watch.supervisor
-        if supervisor is None or supervisor.gone.is_set():
-            return None
-        try:
-            readings = sample_processes(supervisor.root_pids, include_roots=supervisor.includes_roots).readings
-        except Exception as error:  # noqa: BLE001 - called by the monitor: an error here would end the generation
-            self._note(f"the processes could not be sampled: {type(error).__name__}: {error}")
-            return None
-        counters = [reading.io for reading in readings.values()]
-        known = [max(io.write_chars, io.write_bytes) for io in counters if io is not None]
+        sample = self._sample(watch)
+        counters = [reading.io for reading in sample.readings.values()] if sample is not None else []
+        known = [io.written for io in counters if io is not None]
         return sum(known) if known and len(known) == len(counters) else None
 
     def contradict(self, watch: Watch, verdict: Verdict) -> str | None:
@@ -167,19 +158,14 @@ class PostMortem:
         assert supervisor is not None
         if not (watch.state.in_place or linked) or not self._writes_much(verdict.pause_s):
             return None
-        self._collect(watch, lambda: _growth_of(watch, verdict), supervisor.root_pids, None)
-        found, self.evidence = self.evidence, None
-        if found is None:
-            return None
-        try:
-            cause = find_cause(found)
-        except Exception as error:  # noqa: BLE001 - a rule's defect must not keep the tree from being stopped
-            self._note(f"what it writes is not known: {type(error).__name__}: {error}")
+        found = self._collect(watch, verdict, supervisor.root_pids)
+        cause = self._find(found) if found is not None else None
+        if found is None or cause is None or cause.confidence != "high":
             return None
         written = [file.target for process in found.processes for file in process.files if "w" in file.access]
         through_link = any(is_in(path, directory) for path in written for directory in linked)
         certain = cause.category == "in_place_writes" or (cause.category == "writing_elsewhere" and through_link)
-        return cause.summary if certain and cause.confidence == "high" else None
+        return cause.summary if certain else None
 
     def _writes_much(self, pause_s: float) -> bool:
         """Whether the processes that live now have written at the rate of a file that is being filled."""
@@ -187,13 +173,7 @@ class PostMortem:
         if before is None:
             return False
         after = self._samples[-1][0]
-        written = 0
-        for pid, now in after.readings.items():
-            then = before.readings.get(pid)
-            known = then is not None and then.start_ticks == now.start_ticks
-            if now.io is not None:
-                since = now.io.since(then.io) if then is not None and known and then.io is not None else now.io
-                written += max(since.write_chars, since.write_bytes)
+        written = sum(used.io.written for used in after.since(before).values() if used.io is not None)
         return written >= FILLING_BYTES_PER_S * (after.monotonic_s - before.monotonic_s) > 0
 
     def before_stop(self, watch: Watch, verdict: Verdict) -> None:
@@ -206,8 +186,9 @@ class PostMortem:
         supervisor = watch.supervisor
         assert supervisor is not None
         # What is left alone is not frozen either: nothing would let it run again.
-        freeze = (lambda: supervisor.freeze(_FREEZE_S)) if watch.job.on_stall == "stop" else None
-        self._collect(watch, lambda: _growth_of(watch, verdict), supervisor.root_pids, freeze)
+        stops = watch.job.on_stall == "stop"
+        freeze = partial(supervisor.freeze, _FREEZE_S) if stops else lambda: None
+        self.evidence = self._collect(watch, verdict, supervisor.root_pids, freeze)
 
     def conclude(self, watch: Watch, outcome: Outcome) -> Outcome:
         """Name the cause of an attempt that stalled, ran out of time or failed.
@@ -221,33 +202,30 @@ class PostMortem:
             secrets, since it becomes that of a state, an event and a notification.
         """
         self._ended.close()
-        outcome = self._named(watch, outcome)
+        if outcome.name == "cancelled":
+            self._note_cancelled(watch, outcome)
+        if outcome.name == "failed" and self.evidence is None:
+            self.evidence = self._collect(watch, None, outcome=outcome) or self._known(watch, None, outcome)
+        if (outcome.name == "failed" or is_verdict(outcome.name)) and self.evidence is not None:
+            if outcome.listing is not None and (paths := self.open_files):
+                outcome = replace(outcome, listing={**outcome.listing, "open": sorted(paths)})
+            self.cause = self._find(self.evidence)
+            if outcome.name == "failed" and self.cause and self.cause.category in ("never_started", "unknown"):
+                self.cause = None  # the message says so already
         if is_verdict(outcome.name) or self.cause is not None:
             outcome = replace(outcome, headline=redact(_headline(watch, outcome, self.cause), self._secrets))
         return replace(outcome, facts=redact(outcome.facts, self._secrets), diagnosis=self.cause)
 
-    def _named(self, watch: Watch, outcome: Outcome) -> Outcome:
-        if outcome.name == "cancelled":
-            self._note_cancelled(watch, outcome)
-        if outcome.name == "failed" and self.evidence is None:
-            self._collect(watch, lambda: _growth_of(watch, None), [], None, outcome)
-            self.evidence = self.evidence or self._last_words(watch, outcome)
-        if not (outcome.name == "failed" or is_verdict(outcome.name)) or self.evidence is None:
-            return outcome
-        if outcome.listing is not None and (paths := self.open_files):
-            outcome = replace(outcome, listing={**outcome.listing, "open": sorted(paths)})
+    def _find(self, evidence: Evidence) -> Cause | None:
         try:
-            self.cause = find_cause(self.evidence)
-        except Exception as error:  # noqa: BLE001 - a rule's defect must not hide the outcome
+            return find_cause(evidence)
+        except Exception as error:  # noqa: BLE001 - a rule's defect must neither hide the outcome nor keep the tree
             self._note(f"no cause was looked for: {type(error).__name__}: {error}")
-            return outcome
-        if outcome.name == "failed" and self.cause.category in ("never_started", "unknown"):
-            self.cause = None  # the message says so already
-        return outcome
+            return None
 
     def _note_cancelled(self, watch: Watch, outcome: Outcome) -> None:
         """Keep what is known without a look at the tree, which would have delayed its stop."""
-        rule, known = watch.state.rule, self._last_words(watch, outcome)
+        rule, known = watch.state.rule, self._known(watch, None, outcome)
         self.evidence = replace(self.evidence or replace(known, missing=(_NOT_LOOKED_AT,)), log_tail=known.log_tail)
         pause_s = None if rule.first_write_s is None else rule.pause_s
         self._cancelled = describe_cancelled(
@@ -281,63 +259,58 @@ class PostMortem:
         if cause is None or self.evidence is None or not wanted:
             return report
         tail = output.tail()
-        log = (output.log_path, tail, len(tail) < output.total_bytes)
+        content = BundleContent(
+            report, self.evidence, cause, dirs, output.log_path, tail, len(tail) < output.total_bytes, self._secrets
+        )
         try:
-            path, told = self._files.run(
-                _write_bundle, report, self.evidence, cause, dirs, self._bundle_root, log, self._secrets,
-                timeout_s=_CANCELLED_BUNDLE_S if cause is self._cancelled else _BUNDLE_S,
-            )  # fmt: skip
-        except Exception as error:  # noqa: BLE001 - the report is written even if the bundle cannot be
-            why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-            path, told = None, [f"no bundle was written: {why}"]
+            most_s = _CANCELLED_BUNDLE_S if cause is self._cancelled else _BUNDLE_S
+            path, told = self._files.run(write_bundle, content, self._bundle_root, timeout_s=most_s)
+        except Exception as error:  # noqa: BLE001 - the report is written even if the helper was late, or died
+            path, told = None, [f"no bundle was written: {getattr(error, 'strerror', None) or repr(error)}"]
         return replace(report, bundle=path, notes=[*report.notes, *told])
 
     def _collect(
         self,
         watch: Watch,
-        growth: Callable[[], GrowthFacts],
-        roots: list[int],
-        freeze: Callable[[], object] | None,
+        verdict: Verdict | None,
+        roots: Sequence[int] = (),
+        freeze: Callable[[], object] = lambda: None,
         outcome: Outcome | None = None,
-    ) -> None:
+    ) -> Evidence | None:
+        """Look at the tree in the helper, which may be late: a busy machine delays it as much as a file system that hangs."""
+        late_s = self._budget_s + _SLACK_S
         try:
-            facts = growth()
-            before, discarded = self._reference(facts.pause_s)
-            supervisor = watch.supervisor
-            options = {
-                "include_roots": supervisor is not None and supervisor.includes_roots,
-                "budget_s": self._budget_s,
-                "before": before,
-                "growth": replace(facts, discarded_bytes=max(0, facts.discarded_bytes - discarded)),
-                "log_tail": watch.output.tail(),
-                "log_kept": watch.output.kept(),
-                "ended": self._ended.told(time.monotonic()),
-                "places": watch.places,
-                "exit_code": outcome.exit_code if outcome else None,
-                "exit_signal": outcome.signal if outcome else None,
-                "out_of_memory": _out_of_memory(outcome),
-                "secrets": self._secrets,
-            }
-            paths = [Path(path) for path in watch.site.paths]
-            found = self._files.consult(
-                _collect_evidence, roots, paths, options, freeze is not None,
-                answer=freeze or (lambda: None), timeout_s=self._budget_s + _SLACK_S,
+            known = self._known(watch, verdict, outcome)
+            before, discarded = self._reference(known.growth.pause_s)
+            discarded_bytes = max(0, known.growth.discarded_bytes - discarded)
+            known = replace(known, growth=replace(known.growth, discarded_bytes=discarded_bytes))
+            look = partial(
+                collect_evidence, include_roots=watch.supervisor is not None and watch.supervisor.includes_roots,
+                budget_s=self._budget_s, before=before, places=watch.places, secrets=self._secrets,
             )  # fmt: skip
-            self.evidence = replace(found, output_seen=watch.attachment is None)
-        except TimeoutError:  # a busy machine delays it as much as a file system that hangs
-            self._note(
-                f"no evidence was collected: the helper that collects it was late ({self._budget_s + _SLACK_S:g} s)"
-            )
+            paths = [Path(path) for path in watch.site.paths]
+            found: Evidence = self._files.consult(look, list(roots), paths, known, answer=freeze, timeout_s=late_s)
+        except TimeoutError:
+            self._note(f"no evidence was collected: the helper that collects it was late ({late_s:g} s)")
         except Exception as error:  # noqa: BLE001 - no error here may keep the tree from being stopped
             self._note(f"no evidence was collected: {type(error).__name__}: {error}")
+        else:
+            return found
+        return None
 
-    def _last_words(self, watch: Watch, outcome: Outcome) -> Evidence:
-        """What is known of a crash without the helper: how it ended, and what it printed."""
+    def _known(self, watch: Watch, verdict: Verdict | None, outcome: Outcome | None = None) -> Evidence:
+        """What is known without a look at the tree: how it grew, what it printed, how it ended."""
+        ended = self._ended.told(time.monotonic())
         return Evidence(
-            growth=_growth_of(watch, None), exit_code=outcome.exit_code, exit_signal=outcome.signal,
-            out_of_memory=_out_of_memory(outcome), log_tail=log_text(watch.output.tail(), self._secrets),
-            log_kept=kept_text(watch.output.kept(), self._secrets), output_seen=watch.attachment is None,
-        )  # fmt: skip
+            growth=_growth_of(watch, verdict),
+            exit_code=outcome.exit_code if outcome else None,
+            exit_signal=outcome.signal if outcome else None,
+            out_of_memory=outcome.stop.out_of_memory if outcome and outcome.stop else "",
+            log_tail=log_text(watch.output.tail(), self._secrets),
+            log_kept=kept_text(watch.output.kept(), self._secrets),
+            ended=redact_all(ended, self._secrets),
+            output_seen=watch.attachment is None,
+        )
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -365,21 +338,14 @@ def _growth_of(watch: Watch, verdict: Verdict | None) -> GrowthFacts:
         window_s=verdict.window_s if verdict else rule.window_s,
         pause_s=verdict.pause_s if verdict else rule.pause_s,
         bytes_written=growth.bytes_written,
-        bytes_present=growth.bytes_present,
-        files_present=growth.files_present,
         first_write_s=None if rule.first_write_s is None else rule.first_write_s - started,
         last_growth_s=None if rule.last_growth_s is None else rule.last_growth_s - started,
         touched=state.in_place,
         changed_in_place=state.touched_in_pause,
         discarded_bytes=_discarded_bytes(watch),
-        samples=tuple((s.at_s, s.bytes_written, s.allocated_written) for s in state.samples),
         last_path=state.last_path or "",
         unready=watch.serving.unready if watch.serving is not None else "",
     )
-
-
-def _out_of_memory(outcome: Outcome | None) -> str:
-    return outcome.stop.out_of_memory if outcome is not None and outcome.stop is not None else ""
 
 
 def _discarded_bytes(watch: Watch) -> int:
@@ -397,50 +363,3 @@ def _headline(watch: Watch, outcome: Outcome, cause: Cause | None) -> str:
     else:
         lasted = how_long(outcome.kind, outcome.pause_s)
     return make_headline(watch.job.name, outcome.name, cause, lasted)
-
-
-def _collect_evidence(
-    roots: list[int], paths: list[Path], options: Mapping[str, Any], freezes: bool, *, ask: Callable[[], object]
-) -> Evidence:
-    return collect_evidence(roots, paths, freeze=ask if freezes else None, **options)
-
-
-def _write_bundle(
-    report: Report,
-    evidence: Evidence,
-    cause: Cause,
-    dirs: list[str],
-    wanted: Path | None,
-    log: tuple[Path | None, bytes, bool],
-    secrets: tuple[str, ...],
-) -> tuple[str | None, list[str]]:
-    """Write a bundle and remove old ones; returns its path and remarks on it."""
-    root = choose_bundle_root(evidence.filesystems, wanted)
-    content = BundleContent(
-        report,
-        redact_all(evidence, secrets),
-        redact_all(cause, secrets),
-        lambda size: _log_end(*log, size),
-        secrets,
-        walked=report.outcome != "cancelled",
-    )
-    try:
-        written = write_bundle(root.path, content, dirs, shared=root.wanted)
-        prune_bundles(root.path, spare=[written.path])
-    except Exception as error:  # noqa: BLE001 - nor may a page that cannot be drawn
-        why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-        return None, [f"no bundle was written in {root.path}: {why}"]
-    return str(written.path), [*([root.note] if root.note else []), *written.cut]
-
-
-def _log_end(path: Path | None, tail: bytes, cut: bool, size: int) -> bytes:
-    if cut:
-        tail = whole_lines(tail, size)
-    if path is None or is_special(path):  # a pipe would hold us, and a device has no end
-        return tail[-size:]
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, file.seek(0, 2) - size))
-            return file.read(size)
-    except OSError:
-        return tail[-size:]

@@ -13,7 +13,7 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import BuildDamaged, StoreError
 from prefect_cachewatch.store.files import exists, read_small_file
 from prefect_cachewatch.store.folder import LOCK, CacheFolder, open_build, read_current
-from prefect_cachewatch.store.locks import boot_id, is_locked, read_note
+from prefect_cachewatch.store.locks import boot_id, is_locked
 from prefect_cachewatch.store.manifest import Manifest, decode_manifest
 from prefect_cachewatch.store.names import BUILD_ID
 from prefect_cachewatch.store.records import BAD, BEGUN, MANIFEST, is_fresh, read_bad, read_beat, read_begun
@@ -145,7 +145,7 @@ def beats_elsewhere(folder: CacheFolder, but: Collection[str] = ()) -> dict[str,
     found: dict[str, int] = {}
     for build_id in build_ids(folder):
         begun = None if build_id in but or is_finished(folder, build_id) else read_begun(folder, build_id)
-        if begun is not None and begun.boot != boot_id() and (beat_ns := read_beat(folder, build_id)):
+        if begun is not None and begun.boot != boot_id() and (beat_ns := read_beat(folder.builds_fd, build_id + BEGUN)):
             found[build_id] = beat_ns
     return found
 
@@ -183,10 +183,6 @@ def list_builds(folder: CacheFolder) -> list[BuildInfo]:
     except StoreError:
         active = None
     writing = {build_id for build_id, beat_ns in beats_elsewhere(folder).items() if is_fresh(folder, beat_ns)}
-    if is_locked(folder.fd, LOCK, by_readers=False):
-        # A live writer that has not told yet which build it writes may be at any.
-        told = read_note(folder.fd, LOCK).get("build")
-        writing |= {str(told)} if told else {*build_ids(folder)}
     found = [_describe(folder, build_id, active, build_id in writing) for build_id in build_ids(folder)]
     others = [name for name in os.listdir(folder.builds_fd) if not (name.startswith(".") or _OURS.fullmatch(name))]
     found += [BuildInfo(name, "damaged", folder.build_path(name), note=_OTHERS) for name in sorted(others)]
@@ -222,7 +218,7 @@ def _describe(folder: CacheFolder, build_id: str, active: str | None, writing: b
         return replace(build, state="quarantined", note=f"see {path}{BAD}")
     if begun is None and bad is None and not has_manifest:
         return replace(build, state="damaged", note=_OTHERS)
-    if writing:
+    if writing or is_locked(folder.builds_fd, build_id + BEGUN, by_readers=False):
         return replace(build, state="staging", note="is being written")
     left = "left by a run that ended; a retry may resume it" if is_directory else "no directory stands in its place"
     return replace(build, note=left)

@@ -172,7 +172,7 @@ def holds_change_times(directory_fd: int) -> bool:
 
 
 def find_lacking(path: str) -> str | None:
-    """Try what the store needs of a file system: a file and a link that are renamed over another; may hang with it.
+    """Try what the store needs of a file system: a link that is renamed over another entry; may hang with it.
 
     Args:
         path: of a directory.
@@ -180,27 +180,23 @@ def find_lacking(path: str) -> str | None:
     Returns:
         What it lacks, as a sentence; None if it lacks nothing, or nothing can be made there, which is another fault.
     """
-    name = _NEW + secrets.token_hex(8)
+    file, link = (f"{path}/{_NEW}{secrets.token_hex(8)}" for _ in range(2))
     try:
-        os.close(os.open(f"{path}/{name}", os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except OSError:
         return None
-    moved, links = _NEW + secrets.token_hex(8), [_NEW + secrets.token_hex(8) for _ in range(2)]
-    what = "rename files"
+    what = "make symbolic links"
     try:
-        os.rename(f"{path}/{name}", f"{path}/{moved}")
-        what = "make symbolic links"
-        for link in links:
-            os.symlink("nowhere", f"{path}/{link}")
-        what = "replace a symbolic link by a rename"
-        os.rename(f"{path}/{links[0]}", f"{path}/{links[1]}")
+        os.symlink("nowhere", link)
+        what = "rename an entry over another"
+        os.rename(link, file)
     except OSError as error:
         return (
             f"{for_terminal(path, 1000)} cannot be a store: its file system cannot {what} "
             f"({os.strerror(error.errno or 0)}); take a local disk or NFS"
         )
     finally:
-        for left in (name, moved, *links):
+        for left in (file, link):
             with contextlib.suppress(OSError):
-                os.unlink(f"{path}/{left}")
+                os.unlink(left)
     return None

@@ -24,7 +24,7 @@ from prefect_cachewatch.common.files import write_entry
 from prefect_cachewatch.common.parked import park, taken
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreBusy, StoreError
-from prefect_cachewatch.store.files import open_small_file, read_small_file
+from prefect_cachewatch.store.files import read_small_file
 from prefect_cachewatch.supervise.filelocks import (
     LockHolder,
     describe_holders,
@@ -35,7 +35,7 @@ from prefect_cachewatch.supervise.filelocks import (
 )
 
 _RETRY_S, _RETRY_MAX_S = 0.02, 0.2
-_NOTE_MAX, _TOUCHED_MAX = 4096, 1 << 26
+_NOTE_MAX = 4096
 _writers: weakref.WeakSet[HeldLock] = weakref.WeakSet()
 _fork_hook: list[bool] = []
 
@@ -177,12 +177,6 @@ def read_note(directory_fd: int, name: str) -> dict[str, Any]:
     except (OSError, StoreError, ValueError, RecursionError):
         return {}
     return note if isinstance(note, dict) else {}
-
-
-def touched_ns(directory_fd: int, name: str) -> int:
-    """Return when a small file was touched last, on the file system's clock; opened, so that NFS asks its server."""
-    with Opened(open_small_file(directory_fd, name, _TOUCHED_MAX)) as fd:
-        return os.fstat(fd).st_mtime_ns
 
 
 def replace_lock_file(directory_fd: int, name: str) -> None:

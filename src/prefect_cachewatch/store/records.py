@@ -18,16 +18,16 @@ from prefect_cachewatch.common.secrets import redact
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.measure.growth_mark import MARK_BYTES, read_mark, write_mark
 from prefect_cachewatch.store.files import (
+    exists,
     holds_change_times,
+    open_small_file,
     read_small_file,
     remove_file,
     sync_directory,
     write_durably,
 )
 from prefect_cachewatch.store.folder import CacheFolder
-from prefect_cachewatch.store.locks import boot_id, touched_ns
-from prefect_cachewatch.supervise.proc import is_alive, read_stat
-from prefect_cachewatch.supervise.run_files import pid_namespace
+from prefect_cachewatch.store.locks import boot_id
 
 BEGUN, MANIFEST, BAD = ".begun", ".json", ".bad"
 #: A writer shows this often that it lives; after two beats without a sign it is taken for gone with its host.
@@ -54,16 +54,13 @@ class Begun:
     removed: tuple[tuple[str, int, int], ...] = ()
     #: Whether it was current once, and another build was made current since.
     was_current: bool = False
-    #: The machine's lasting identifier, empty if it has none, and the writer: its pid namespace, pid and start.
+    #: The machine's lasting identifier, empty if it has none.
     machine: str = ""
-    writer: tuple[str, int, int] = ("", 0, 0)
 
     @classmethod
     def now(cls, key: str, started_s: float) -> Self:
         """Describe a build that this process begins."""
-        me = read_stat(os.getpid())
-        writer = (pid_namespace(), os.getpid(), me.start_ticks if me is not None else -1)
-        return cls(key, socket.gethostname(), boot_id(), started_s, machine=_machine(), writer=writer)
+        return cls(key, socket.gethostname(), boot_id(), started_s, machine=_machine())
 
     @property
     def is_of_this_host(self) -> bool:
@@ -71,16 +68,9 @@ class Begun:
         rebooted = bool(self.machine) and (self.machine, self.host) == (_machine(), socket.gethostname())
         return self.boot == boot_id() or rebooted
 
-    @property
-    def is_dead(self) -> bool:
-        """Whether its writer is known to have ended: it ran here, and its process is gone."""
-        namespace, pid, start_ticks = self.writer
-        here = pid > 0 and self.boot == boot_id() and namespace == pid_namespace() != ""
-        return here and not is_alive(pid, start_ticks)
-
     def by(self, other: Begun) -> Begun:
         """The same build, continued by another writer."""
-        return replace(self, host=other.host, boot=other.boot, machine=other.machine, writer=other.writer)
+        return replace(self, host=other.host, boot=other.boot, machine=other.machine)
 
 
 def _machine() -> str:
@@ -96,8 +86,6 @@ def read_begun(folder: CacheFolder, build_id: str) -> Begun | None:
     try:
         body = _parse(read_small_file(folder.builds_fd, build_id + BEGUN, _LIMIT_BYTES)[MARK_BYTES:])
         datetime.fromtimestamp(body["started_s"], UTC)  # a time that a clock shows
-        namespace, pid, start_ticks = body["writer"]
-        body["writer"] = str(namespace), int(pid), int(start_ticks)
         body["removed"] = tuple((str(path), int(size), int(at_ns)) for path, size, at_ns in body["removed"])
         body["reported"] = tuple(map(str, body["reported"]))
         return Begun(**body | {name: str(body[name]) for name in ("key", "host", "boot", "machine")})
@@ -113,21 +101,21 @@ def _parse(data: bytes) -> Any:
 
 
 def write_begun(folder: CacheFolder, build_id: str, begun: Begun) -> None:
-    """Write a build's record in its place, since the scan process has it open; raises OSError.
+    """Write a build's record; raises OSError.
 
-    Cut by a power failure it is no JSON, and the build is begun anew.
+    A new one appears in one step: one that is cut does not tell whose it is. Then it is written in its place, since the scan
+    process has it open; cut by a power failure it is no JSON, and the build is begun anew.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with Opened(os.open(build_id + BEGUN, flags, 0o644, dir_fd=folder.builds_fd)) as fd:
-        if os.fstat(fd).st_size < MARK_BYTES:
-            os.pwrite(fd, _NO_MARK, 0)
-        data = json.dumps(asdict(begun)).encode("ascii") + b"\n"
+    data, name = json.dumps(asdict(begun)).encode("ascii") + b"\n", build_id + BEGUN
+    if not exists(folder.builds_fd, name):
+        write_durably(folder.builds_fd, name, _NO_MARK + data)
+        return
+    with Opened(os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.builds_fd)) as fd:
         done = 0
         while done < len(data):  # a disk that fills up takes a part first, and refuses the rest
             done += os.pwrite(fd, data[done:], MARK_BYTES + done)
         os.ftruncate(fd, MARK_BYTES + done)
         os.fsync(fd)
-    sync_directory(folder.builds_fd)
 
 
 def note_reported(path: str, paths: Sequence[str]) -> None:
@@ -173,10 +161,15 @@ def read_growth(folder: CacheFolder, build_id: str, build_fd: int) -> int | str:
     return read_mark(data, build_fd, make_stamp(folder.builds_fd).changed_ns)
 
 
-def read_beat(folder: CacheFolder, build_id: str) -> int:
-    """Return when a writer last showed that it lives, 0 if it has ended, -1 if that cannot be read; 0 without a record."""
+def read_beat(directory_fd: int, name: str) -> int:
+    """Return when a writer last touched a record or a lock file, on the file system's clock.
+
+    It is 0 if the writer has ended or there is no such file, and -1 if that cannot be read.
+    """
     try:
-        return touched_ns(folder.builds_fd, build_id + BEGUN)
+        # Opened, so that NFS asks its server.
+        with Opened(open_small_file(directory_fd, name, _LIMIT_BYTES)) as fd:
+            return os.fstat(fd).st_mtime_ns
     except (FileNotFoundError, StoreError):
         return 0
     except OSError:

@@ -24,7 +24,7 @@ from prefect_cachewatch.store.names import matches_any
 from prefect_cachewatch.store.tree import BuildTree, Said
 
 _NAMED = 3
-_INDEX_MAX_BYTES, _MODEL_MAX_BYTES = 32 << 20, 64 << 20
+_READ_MAX = 32 << 20
 # `model.safetensors.index.json`, and with a variant before or after `index`, as diffusers names it.
 _INDEX = re.compile(r"(?P<stem>.+)\.index(\.[\w-]+)?\.json", re.IGNORECASE | re.DOTALL)
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".tensorbin", ".npz")
@@ -117,10 +117,10 @@ class _There:
 
 def _judge_index(there: _There, path: str, stem: str, file: BinaryIO) -> list[Said]:
     raw, is_own = (
-        file.read(_INDEX_MAX_BYTES + 1),
+        file.read(_READ_MAX + 1),
         stem.lower().endswith(_WEIGHTS),
     )  # of another stem it may be any index
-    if len(raw) > _INDEX_MAX_BYTES:
+    if len(raw) > _READ_MAX:
         why = "is too large to be read: whether its files are there is not known"
         return [Said("unused_index", path, why)] if is_own else []
     try:
@@ -152,7 +152,7 @@ def _total(found: Mapping[str, Any]) -> int:
 
 def _judge_onnx(there: _There, path: str, file: BinaryIO) -> list[Said]:
     needed: dict[str, int] = {}
-    data = file.read(_MODEL_MAX_BYTES)  # a model that keeps its tensors elsewhere is small
+    data = file.read(_READ_MAX)  # a model that keeps its tensors elsewhere is small
     for found in _LOCATION.finditer(data):
         behind = found.end() + found[1][0]
         name = data[found.end() : behind].decode("utf-8", "replace")

@@ -107,6 +107,9 @@ def begin_build(
                     os.mkdir(build_id, 0o755, dir_fd=folder.builds_fd)
                     files.sync_directory(folder.builds_fd)
                 directory_fd = resources.enter_context(open_build(folder, build_id))
+                # It tells that its writer lives, even if the lock file is removed.
+                named = folder.builds_fd, build_id + BEGUN
+                resources.enter_context(locks.hold_exclusive(*named, _purpose(folder), past_readers=False))
             except BaseException:
                 end_beat(folder, build_id)
                 raise
@@ -173,7 +176,7 @@ def _take_lock(folder: CacheFolder, key: str) -> locks.HeldLock:
 
 
 def _signs(folder: CacheFolder) -> dict[str, int]:
-    return {LOCK: locks.touched_ns(folder.fd, LOCK), **beats_elsewhere(folder)}
+    return {LOCK: records.read_beat(folder.fd, LOCK), **beats_elsewhere(folder)}
 
 
 def _require_alone(folder: CacheFolder, but: Collection[str] = ()) -> None:
@@ -228,7 +231,7 @@ def _is_ours(folder: CacheFolder, build_id: str) -> bool:
 
 
 def _find_abandoned(folder: CacheFolder, key: str) -> tuple[str, Begun] | None:
-    """Find the build of a key to go on with; raises StoreBusy while what its run left is still being stopped."""
+    """Find the build of a key to go on with; raises StoreBusy while its writer lives, or what it left is being stopped."""
     for build_id, begun in _abandoned_builds(folder, key):
         try:
             with open_build(folder, build_id) as fd:
@@ -238,8 +241,8 @@ def _find_abandoned(folder: CacheFolder, key: str) -> tuple[str, Begun] | None:
                     wake(found.pid for found in find_holders(os.fstat(fd)))  # a guard that somebody stopped
         except StoreError:
             continue
-        if held or (not begun.is_dead and is_fresh(folder, records.read_beat(folder, build_id))):
-            holder = "the generator of a run that died, being stopped" if held else "a run that may still live"
+        if held or locks.is_locked(folder.builds_fd, build_id + BEGUN, by_readers=False):
+            holder = "the generator of a run that died, being stopped" if held else "a run that still lives"
             raise _busy(folder, f"build {build_id} is written by {holder}", key=key, build=build_id)
         return build_id, begun.by(Begun.now(key, begun.started_s))
     return None

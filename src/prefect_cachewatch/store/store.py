@@ -365,7 +365,7 @@ class CacheStore:
         """
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(open_folder(self.root, name, change=True))
-            skipped: list[str] = []
+            is_named, skipped = build_id is not None, list[str]()
             if build_id is None:
                 build_id, skipped = _last_in_order(folder)
             known = read_bad(folder, check_build_id(build_id))
@@ -378,8 +378,10 @@ class CacheStore:
             stack.enter_context(hold_switch(folder, "activate a build"))
             if writer is not None:
                 writer.require_writer()
-            if read_bad(folder, build_id) != known:
-                raise StoreBusy(f"cannot activate {build_id}: another process has judged it meanwhile; try again")
+            if read_bad(folder, build_id) != known or not (is_named or _last_in_order(folder)[0] == build_id):
+                raise StoreBusy(
+                    f"cannot activate {build_id}: another process has judged or published one meanwhile; try again"
+                )
             if (previous := read_current(folder)) != build_id:
                 _switch(folder, previous, build_id)
             # Last: if the process dies before this, a bad build that is not current is never taken for a good one.

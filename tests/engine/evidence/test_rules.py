@@ -135,28 +135,6 @@ def test_there_is_a_plain_case_of_each_category_that_a_rule_names_in_order_of_pr
     assert set(CASES) == {*named, "unknown"}
 
 
-def test_who_holds_a_lock_is_told_with_start_user_and_command():
-    lock = LockWait(
-        7, 99, "FLOCK", "/c/.lock", "convert.py",
-        holder_command="python3 convert.py /c", holder_user="ml", holder_since="2026-11-23 02:13 UTC",
-    )  # fmt: skip
-    found = find_cause(evidence(process(call="flock"), locks=(lock,)))
-    assert found.summary.endswith("held by pid 99 (convert.py, since 2026-11-23 02:13 UTC)")
-    assert "holder: pid 99 of ml, since 2026-11-23 02:13 UTC: python3 convert.py /c" in found.evidence
-
-
-def test_the_summary_names_what_the_reader_has_to_look_for():
-    said = {category: find_cause(case).summary for category, case in CASES.items()}
-    assert said["waiting_for_lock"] == "pid 7 (gen) waits for a lock on /c/.lock, held by pid 99 (other)"
-    assert said["waiting_for_device"] == "pid 7 (gen) waits for the device /dev/tenstorrent/0 (ioctl)"
-    assert said["waiting_for_network"] == "pid 7 (gen) waits for 10.0.0.2:443 (ESTABLISHED)"
-    assert (
-        said["compute_bound"] == "pid 7 (gen) computes in tile (ttnn.py:9): 1.0 cores busy for 100 s, nothing written"
-    )
-    assert said["disk_full"] == "the file system under /c is full (0 B free)"
-    assert said["writing_elsewhere"] == "it writes to /tmp/x.bin, which is not in a watched directory"
-
-
 @pytest.mark.parametrize(
     ("ended", "summary", "confidence"),
     [
@@ -218,12 +196,6 @@ def test_a_surer_cause_goes_before_an_earlier_rule():
     found = find_cause(facts)
     assert found.category == "waiting_for_lock"
     assert any(line.startswith("also seen: disk_full") for line in found.evidence)
-
-
-def test_a_failed_generator_that_ran_out_of_space_is_disk_full_without_any_process_left():
-    facts = evidence(exit_code=1, log_tail="OSError: [Errno 28] No space left on device: '/c/w.bin'\n")
-    found = find_cause(facts)
-    assert (found.category, found.confidence) == ("disk_full", "high")
 
 
 SLOW = replace(WELL, responded=False, error="no answer in time")
@@ -389,5 +361,5 @@ def test_when_a_file_was_written_goes_by_no_date_that_it_was_given(tmp_path, dat
     file.write_bytes(b"x")
     os.utime(file, (date, date))
     os.utime(tmp_path, (date, date))
-    assert abs(probe_file(str(file))["changed_at"] - file.stat().st_ctime) < 1e-3
+    assert probe_file(str(file))["changed_age_s"] < 600
     assert probe_directory(str(tmp_path))["changed_age_s"] < 600

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prefect_cachewatch.evidence.causes import Cause
-from prefect_cachewatch.report.headline import how_it_ended, how_long, make_headline
+from prefect_cachewatch.report.headline import how_long, make_headline
 
 ROOT = Path(__file__).parents[3]
 LOCK = Cause("waiting_for_lock", "pid 7 (python3) waits for a lock on /c/.build.lock, held by pid 9 (convert.py)")
@@ -35,21 +35,6 @@ READING = {"partition", "rpartition", "split", "rsplit", "splitlines", "startswi
 )
 def test_the_cause_stands_before_the_numbers(cause: Cause | None, said: str) -> None:
     assert make_headline("llama", "stalled", cause, how_long("no_growth", 360.4)) == said
-
-
-def test_a_failure_begins_with_the_generators_own_reason() -> None:
-    last = Cause("generator_failed", "no such layer (its last line)", confidence="medium")
-    said = make_headline("llama", "failed", last, how_it_ended(1, None))
-    assert said == "llama failed: no such layer (its last line). Exit code 1."
-    memory = Cause("host_out_of_memory", "memory ran out: MemoryError")
-    said = make_headline("llama", "failed", memory, how_it_ended(None, "SIGKILL"))
-    assert said == "llama failed: memory ran out: MemoryError. Killed by SIGKILL."
-
-
-def test_the_length_is_that_of_the_kind() -> None:
-    assert how_long("filesystem_unresponsive", 72.4) == "No answer for 72 s"
-    assert how_long("no_growth", 1.44) == "No growth for 1.4 s"
-    assert make_headline("llama", "deadline_exceeded", LOCK, how_long(None, 7200)).endswith(". It ran for 2 h.")
 
 
 def named(node: ast.expr) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prefect_cachewatch.report.listing import DirectoryTotal, build_listing
+from prefect_cachewatch.report.listing import build_listing
 
 NOW_S = 1_700_000_000.0
 
@@ -51,10 +51,6 @@ def test_what_grew_in_the_last_scan_that_saw_growth_may_be_cut_in_the_middle():
     assert flags(older, last, start) == [["suspect_partial"], [], []]
 
 
-def test_after_a_success_nothing_is_suspected_of_being_partial():
-    assert flags(entry("/c/b", grown_scan=7), entry("/c/x.tmp"), finished=True) == [[], ["temporary"]]
-
-
 def test_a_start_without_growth_has_no_suspects():
     assert flags(entry("/c/a", grown_scan=-1), entry("/c/b", grown_scan=-1)) == [[], []]
 
@@ -75,10 +71,3 @@ def test_files_that_grew_within_the_window_are_flagged():
 def test_what_may_be_cut_stands_on_top_in_the_order_of_growth():
     shown = listing(entry("/c/new", grown_scan=3), entry("/c/a.tmp"), entry("/c/last", grown_scan=9), entry("/c/b.tmp"))
     assert [e.path for e in shown.entries] == ["/c/a.tmp", "/c/last", "/c/b.tmp", "/c/new"]
-
-
-def test_the_rest_is_given_in_totals():
-    short = listing(entry(), rest=[["/c/x/", 7, 900]], total=8)
-    assert (short.truncated, short.total_files) == (True, 8)
-    assert short.rest == [DirectoryTotal("/c/x/", 7, 900)]
-    assert not listing(entry()).truncated

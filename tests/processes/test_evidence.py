@@ -1,20 +1,80 @@
-"""The whole way through `cachewatch exec`: stall, evidence before the stop, cause in message and report, bundle."""
+"""The evidence of real trees: bounded in time, consistent, honest about what is missing; and examinations that fail."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
+import signal
+import subprocess
 import sys
 import threading
-from types import SimpleNamespace
+import time
+
+import pytest
 
 from prefect_cachewatch.common.aside import InPlace
 from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
+from prefect_cachewatch.evidence.collector import collect_evidence
 from prefect_cachewatch.evidence.filesystem import FilesystemProbe
-from prefect_cachewatch.evidence.model import Evidence, GrowthFacts
+from prefect_cachewatch.evidence.model import Evidence
+from prefect_cachewatch.evidence.proctree import find_descendants
 from prefect_cachewatch.evidence.rules import find_cause
 from prefect_cachewatch.run.examination import PostMortem
 from prefect_cachewatch.watching.attempt import Watch, run_watch
 from prefect_cachewatch.watching.site import CacheDirectories
+
+
+@pytest.fixture
+def start():
+    """Start a command in a session of its own; its whole tree ends with the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def run(*argv: str, ready: bool = True, env: dict[str, str] | None = None) -> int:
+        child = subprocess.Popen(
+            argv, stdout=subprocess.PIPE, start_new_session=True, env={**os.environ, **(env or {})}
+        )
+        started.append(child)
+        if ready:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"ready\n"
+        return child.pid
+
+    yield run
+    for child in started:
+        for pid in find_descendants([child.pid]):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+
+
+def test_a_tree_of_two_hundred_processes_is_seen_whole_and_frozen_once(start, tmp_path):
+    root = start("sh", "-c", "for i in $(seq 200); do sleep 99 & done; echo ready; wait")
+    frozen = []
+    evidence = collect_evidence([root], [tmp_path], budget_s=60.0, ask=lambda: frozen.append(time.monotonic()))
+    assert evidence.process_count == 201
+    assert len(evidence.processes) == 201
+    assert len(frozen) == 1
+
+
+def test_the_budget_holds_when_freezing_itself_is_late(start, tmp_path):
+    root = start("sh", "-c", "sleep 99 & sleep 0.3; echo ready; wait")
+    evidence = collect_evidence([root], [tmp_path], budget_s=0.3, ask=lambda: time.sleep(0.4))
+    assert evidence.took_s < 60
+    assert any("time for the evidence was up" in missing.why for missing in evidence.missing)
+
+
+def test_a_freeze_that_fails_is_reported_and_costs_nothing_else(start, tmp_path):
+    root = start("sh", "-c", "sleep 99 & sleep 0.3; echo ready; wait")
+
+    def freeze() -> None:
+        raise BrokenPipeError("the guard is gone")
+
+    evidence = collect_evidence([root], [tmp_path], ask=freeze)
+    assert [m.part for m in evidence.missing if "guard is gone" in m.why] == ["freeze"]
+    assert {process.name for process in evidence.processes} == {"sh", "sleep"}
 
 
 def test_evidence_that_fails_does_not_keep_the_tree_from_being_stopped(tmp_path, monkeypatch):
@@ -45,25 +105,11 @@ def test_a_thread_that_is_late_is_no_silence_of_the_file_system(tmp_path, monkey
 
     monkeypatch.setattr("prefect_cachewatch.evidence.filesystem.probe_directory", late)
     probe = FilesystemProbe([str(tmp_path)])
-    probe.start()
     assert asked.wait(60)
     (facts,) = probe.facts().values()
     answer.set()
     assert (facts.responded, facts.error) == (True, "not known: the thread that asks was late")
     assert find_cause(Evidence(filesystems=(facts,))).category != "filesystem_unresponsive"
-
-
-def test_evidence_that_is_late_blames_nothing_but_the_helper():
-    class Late(InPlace):
-        def consult(self, *_, **__):
-            raise TimeoutError(errno.ETIMEDOUT, "its file system does not answer")
-
-    examiner = PostMortem(files=Late())
-    output, site = SimpleNamespace(tail=lambda: "", kept=lambda: b""), SimpleNamespace(paths=["/x"])
-    watch = SimpleNamespace(supervisor=None, output=output, site=site, places=())
-    examiner._collect(watch, GrowthFacts, [], None)
-    assert examiner.evidence is None
-    assert examiner.notes == ["no evidence was collected: the helper that collects it was late (2.5 s)"]
 
 
 def test_a_crash_is_named_even_if_the_helper_that_collects_evidence_is_late(tmp_path):
@@ -81,3 +127,5 @@ def test_a_crash_is_named_even_if_the_helper_that_collects_evidence_is_late(tmp_
         "x failed: memory ran out: MemoryError: *** [<module> (<string>:1)]. Exit code 1. Tensor cache generation failed: "
     )
     assert outcome.diagnosis is not None and outcome.diagnosis.category == "host_out_of_memory"
+    # A busy machine delays it as much as a file system that hangs: neither is blamed.
+    assert examiner.notes == ["no evidence was collected: the helper that collects it was late (2.5 s)"]
