@@ -155,21 +155,11 @@ def test_what_the_checks_refuse_is_kept_aside_and_the_old_cache_stays(
     assert named(events, "prefect.asset.materialization") == []
 
 
-@pytest.mark.parametrize(
-    ("check", "sentence"),
-    [
-        ("import sys; print('layer2 is corrupt'); sys.exit(3)", "ended with exit code 3 (layer2 is corrupt)"),
-        ("import time; time.sleep(600)", "did not end within 1 s and was stopped"),
-    ],
-)
-def test_the_users_check_command_decides(
-    store: CacheStore, monkeypatch: pytest.MonkeyPatch, check: str, sentence: str
-) -> None:
-    if "sleep" in check:
-        monkeypatch.setattr("prefect_cachewatch.run.delivery._CHECK_S", 1.0)
-    command = [sys.executable, "-c", check, "{cache_dir}"]
-    state = run(job(), policy(store, check_command=command))
-    assert state.name == "VerificationFailed" and sentence in str(state.message)
+def test_the_users_check_command_decides(store: CacheStore) -> None:
+    check = "import sys; print('layer2 is corrupt'); sys.exit(3)"
+    state = run(job(), policy(store, check_command=[sys.executable, "-c", check, "{cache_dir}"]))
+    assert state.name == "VerificationFailed"
+    assert "ended with exit code 3 (layer2 is corrupt)" in str(state.message)
     assert builds(store) == ["quarantined"]
 
 

@@ -202,7 +202,7 @@ def find_holder(directory_fd: int, name: str) -> tuple[str, dict[str, Any]]:
         noted = for_terminal(f"pid {pid} on {note['host']}, {note['purpose']} since {note['since']}", 200)
     except (ValueError, TypeError, KeyError):
         return describe_holders(holders) if holders else "another process", {}
-    seen = any(holder.pid == pid for holder in holders) if holders else os.path.exists(f"/proc/{pid}")
+    seen = any(holder.is_process(pid) for holder in holders) if holders else os.path.exists(f"/proc/{pid}")
     if seen or boot != boot_id():
         return noted, note
     if holders:

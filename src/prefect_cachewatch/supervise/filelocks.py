@@ -35,6 +35,12 @@ class LockHolder:
     pid: int
     exclusive: bool
     argv: tuple[str, ...]
+    engine: int | None = None
+    """The process that holds it for this one, where this one is the command of an engine."""
+
+    def is_process(self, pid: int) -> bool:
+        """Say whether a process is this holder, or holds the lock for it."""
+        return pid in (self.pid, self.engine)
 
 
 def take_exclusive(fd: int, *, past_readers: bool) -> bool:
@@ -154,7 +160,7 @@ def _front_of(holder: LockHolder) -> LockHolder:
     argv = tuple(argv_within(found.parent)) if found is not None and found.parent > 1 else ()
     if found is None or not argv:  # it has outlived its command
         return LockHolder(holder.pid, holder.exclusive, holder.argv[-1:])
-    return LockHolder(found.parent, holder.exclusive, argv)
+    return LockHolder(found.parent, holder.exclusive, argv, holder.pid)
 
 
 def describe_holders(holders: list[LockHolder]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -83,3 +84,13 @@ def test_a_retry_removes_a_broken_file_unless_that_is_only_a_warning_or_its_stor
         delivery.prepare_retry(0)
         assert cut.exists() == stays
     assert any("no answer within 1 minute" in text for text in said) == hangs
+
+
+def test_a_check_command_that_does_not_end_is_stopped_and_refuses_the_build(tmp_path, monkeypatch):
+    monkeypatch.setattr("prefect_cachewatch.run.delivery._CHECK_S", 1.0)
+    policy = PublishPolicy(store=tmp_path, check_command=["sleep", "600"])
+    with PublishSession(JOB, policy) as delivery:
+        delivery.begin(clean=False)
+        Path(delivery.target.path, "a.bin").write_bytes(b"whole")
+        (refused,) = delivery.verify(dict(os.environ))
+    assert "did not end within 1 s and was stopped" in refused.message
