@@ -80,8 +80,10 @@ class Generation:
                 return Bye("checked")
             if self.delivery is not None and (cached := self._find_or_begin(self.delivery, stack)) is not None:
                 return self._end(cached)
+            # Before the look at the directory: what a dead run left may be what fills the disk.
+            cleaned = self._resume()
             self.site = site = stack.enter_context(self.place.open_site(files=self.files))
-            self._prepare_site(site)
+            self._prepare_site(site, cleaned)
             self.history = self._history(site)
             paths, size = tuple(site.paths), self.place.job.expected_bytes
             run_dir = str(self.run_dir) if self.run_dir is not None else None
@@ -213,13 +215,17 @@ class Generation:
     def _cleans(self) -> bool:
         return self.spec.retry is not None and self.spec.retry.on_retry == "clean"
 
-    def _prepare_site(self, site: CacheDirectories) -> None:
+    def _resume(self) -> str:
+        """Clean up what a dead run left in the build; returns what was removed."""
+        if self.delivery is None:
+            return ""
+        return self.delivery.resume(clean=self._cleans, window_s=self.spec.stall.stall_after_s)
+
+    def _prepare_site(self, site: CacheDirectories, cleaned: str) -> None:
         spec, delivery = self.spec, self.delivery
         site.to_clean = self._cleans and (spec.retry.attempts > 1 or spec.stall.learned)
         if delivery is not None:
-            site.own_build = site.paths[0]
-            site.growth_mark = delivery.target.record
-            site.cleaned = delivery.resume(clean=self._cleans, window_s=spec.stall.stall_after_s)
+            site.own_build, site.growth_mark, site.cleaned = site.paths[0], delivery.target.record, cleaned
 
     def _history(self, site: CacheDirectories) -> RunHistory:
         delivery = self.delivery
