@@ -64,7 +64,7 @@ def with_recorded(inputs: PlanInput, name: str, samples: Sequence[TraceRow]) -> 
     }
     workload = validate(WorkloadClass, draft, shown, "")
     plain = inputs.model_copy(update={"policy": inputs.policy.model_copy(update={"derate": 0.0})})
-    alone_s = whole_burst_s(burst_seconds(plain, workload, 1))
+    alone_s = whole_burst_s(burst_seconds(plain, workload, 1, 1))
     workload = workload.model_copy(update={"think_s": round(max(0.0, cycle_s - alone_s), 3)})
     said = (
         f"{shown}: {count} bursts of {say_bytes(mean, inputs.binary)}, one every {say_time(cycle_s)}, of which a burst "

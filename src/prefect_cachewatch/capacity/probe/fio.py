@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect_cachewatch.capacity.inputs import StorageProfile
-from prefect_cachewatch.capacity.probe.rates import Rates, memory_notes, profile_of
+from prefect_cachewatch.capacity.probe.rates import Rates, profile_of
 from prefect_cachewatch.common.files import read_input
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
@@ -52,8 +52,6 @@ def profile_from_fio(paths: Sequence[Path], name: str) -> StorageProfile:
                 rates.setdefault(kind, {}).setdefault(n, []).append(rate)
                 if (depth := _depth(options)) > 1:
                     notes.append(f"{shown}: iodepth={depth} counts as {depth} streams of each job")
-                if where := options.get("directory") or options.get("filename"):
-                    notes += memory_notes(Path(where.split(":")[0]))
                 if options.get("direct") != "1":
                     notes.append(f"{shown}: direct=1 was not given, so the page cache may have answered")
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
