@@ -65,12 +65,12 @@ def plan(inputs: PlanInput) -> LimitPlan:
     )
 
 
-def expected_burst_s(inputs: PlanInput, n: float) -> float:
+def expected_burst_s(inputs: PlanInput, n: int) -> float:
     """Say how long the mean burst of the first class that asks takes, with so many of its jobs at once.
 
     Args:
         inputs: the plan's input.
-        n: jobs at once; between two whole numbers a straight line is taken.
+        n: jobs at once.
 
     Returns:
         Seconds.
@@ -78,10 +78,8 @@ def expected_burst_s(inputs: PlanInput, n: float) -> float:
     main = inputs.asking[0]
     always = [workload for workload in inputs.workloads if workload.running and not inputs.policy.isolated]
     alone = inputs.model_copy(update={"workloads": [main.model_copy(update={"jobs": None}), *always]})
-    n = max(1.0, min(n, MOST_JOBS))
-    search = _Search(alone, _FEWER_BURSTS, most=math.ceil(n))
-    first_s, last_s = (search.burst_s(at) for at in (math.floor(n), math.ceil(n)))
-    return first_s + (last_s - first_s) * (n - math.floor(n))
+    n = max(1, min(n, MOST_JOBS))
+    return _Search(alone, _FEWER_BURSTS, most=n).burst_s(n)
 
 
 def _answer(here: PlanInput, whole: PlanInput) -> Answer:
@@ -106,12 +104,12 @@ class _Search:
         self.row: Callable[[int], Row] = lru_cache(maxsize=None)(self._row)
 
         # At n jobs, for each class how long a burst takes while 1, 2, ... streams move theirs.
-        self.seconds: Callable[[int], list[list[float]]] = lru_cache(maxsize=None)(self._seconds)
+        self.seconds: Callable[..., list[list[float]]] = lru_cache(maxsize=None)(self._seconds)
 
     def _seconds(self, n: int, side: Side = "middle") -> list[list[float]]:
         jobs = n + self.running
-        if self.inputs.link.hosts == 1 and n < self.most and side == "middle":  # nobody meets on a host
-            return [mine[:jobs] for mine in self.seconds(self.most)]
+        if self.inputs.link.hosts == 1 and n < self.most:  # nobody meets on a host
+            return [mine[:jobs] for mine in self.seconds(self.most, side)]
         return [
             [whole_burst_s(burst_seconds(self.inputs, w, streams, jobs, side)) for streams in range(1, jobs + 1)]
             for w in self.workloads
@@ -119,15 +117,13 @@ class _Search:
 
     def _row(self, n: int) -> Row:
         main, alone = self.main, len(self.workloads) == 1
-        done = simulate(self.workloads, self.seconds(n), n, self.bursts) if self.jobs or not alone else None
-        batch_s = done.batch_s if done else None
-        if alone:  # the means are exact, and the simulation has the batch
+        done = simulate(self.workloads, self.seconds(n), n, self.bursts)
+        batch_s, classes, streams, p99 = done.batch_s, done.classes, done.streams, done.streams_p99
+        if alone:  # the means are exact, and the simulation has the batch and its slowest bursts
             exact = steady(self.seconds(n)[0], main.think_s, n)
             streams, p99, moved = exact.streams, exact.streams_p99, exact.bursts_per_s * main.wire_bytes
-            classes: tuple[ClassRow, ...] = (ClassRow(main.name, moved, exact.burst_s, exact.burst_s, batch_s),)
-        else:
-            assert done is not None  # several classes are always simulated
-            classes, streams, p99 = done.classes, done.streams, done.streams_p99
+            slowest_s = max(exact.burst_s, classes[0].burst_p99_s)
+            classes = (ClassRow(main.name, moved, exact.burst_s, slowest_s, batch_s),)
         busy = math.fsum(
             mine.bytes_per_s / workload.wire_bytes * self.demands[c][1]
             for c, (workload, mine) in enumerate(zip(self.workloads, classes, strict=True))
@@ -145,8 +141,11 @@ class _Search:
     def _told(self, n: int) -> Row:
         """The row with what 1 in 100 bursts of the first class exceeds.
 
-        A batch has joined bursts, so there a run without an end of jobs tells it, its classes as they share the limit.
+        In a mix with a batch small bursts are moved as one, so there a run without an end of jobs tells it, its classes as they
+        share the limit.
         """
+        if len(self.workloads) == 1:
+            return self.row(n)
         row, left = self.row(n), n
         works_s = [
             (w.jobs or 0) * w.bursts_per_job * (w.think_s + burst_s[0])

@@ -7,7 +7,6 @@ is what is left of it after the time that a burst takes alone on the storage tha
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from collections.abc import Sequence
 
@@ -41,16 +40,12 @@ def with_recorded(inputs: PlanInput, name: str, samples: Sequence[TraceRow]) -> 
     step_s = statistics.median([now.t_s - before.t_s for before, now in itertools.pairwise(samples)] or [0.0])
     files = sum(max(0, now.file_count - before.file_count) for before, now in itertools.pairwise(samples))
     grown = [(now.t_s, size) for before, now in itertools.pairwise(samples) if (size := _growth(before, now)) > 0]
-    bursts: list[tuple[float, int]] = []  # end, bytes
-    last_s = -math.inf
-    for t_s, size in grown:
-        joined = bursts.pop()[1] if bursts and t_s - last_s <= _PAUSE_SAMPLES * step_s else 0
-        bursts.append((t_s, joined + size))
-        last_s = t_s
-    count, ends_s = len(bursts), [t_s for t_s, _ in bursts]
-    if by_file := count < 2:  # no pause: each file counts as a burst
-        count, ends_s = files, [t_s for t_s, _ in grown]
-    if count < 2 or len(ends_s) < 2:
+    ends_s: list[float] = []
+    for t_s, _ in grown:
+        if ends_s and t_s - ends_s[-1] <= _PAUSE_SAMPLES * step_s:
+            ends_s.pop()  # the same burst goes on
+        ends_s.append(t_s)
+    if (count := len(ends_s)) < 2:
         raise InputError(
             f"{shown} shows no second burst, so that no think time can be told: record a whole run with a shorter "
             "--poll, or write burst_bytes and think_s by hand"
@@ -71,7 +66,6 @@ def with_recorded(inputs: PlanInput, name: str, samples: Sequence[TraceRow]) -> 
         f"alone takes {say_time(alone_s)} here: burst_bytes: {mean}, think_s: {workload.think_s:g}, files_per_burst: "
         f"{workload.files_per_burst}, bursts_per_job: {count}"
     )
-    said += "; no pause was seen, so each file counts as a burst" if by_file else ""
     if alone_s > cycle_s:
         said += f"; it wrote faster than {storage.name} does: recorded on another storage, or into the page cache"
     others = [other for other in inputs.workloads if other is not old]

@@ -18,14 +18,13 @@ from prefect_cachewatch.capacity.inputs import StorageProfile
 from prefect_cachewatch.capacity.probe.fio import profile_from_fio
 from prefect_cachewatch.capacity.probe.measure import ProbeSettings, run_probe
 from prefect_cachewatch.capacity.probe.rates import HEAD, KINDS, write_profile
-from prefect_cachewatch.capacity.units import say_bytes, say_number, say_time
+from prefect_cachewatch.capacity.units import say_bytes
 from prefect_cachewatch.cli.options.fields import Fields
 from prefect_cachewatch.common.files import begins_otherwise
 from prefect_cachewatch.common.text import file_stem, for_terminal
 from prefect_cachewatch.errors import InputError
 
 _SETTINGS = Fields(ProbeSettings, "max_concurrency N, size_bytes, time_s")
-_CURVES = ("write", "read", "random_read")
 
 
 @click.command("probe", params=_SETTINGS.options(), short_help="Measure a storage for the planner.")
@@ -76,8 +75,8 @@ def _say(text: str) -> None:
 
 def _lines(profile: StorageProfile) -> Iterator[str]:
     yield f"{for_terminal(profile.name)}: {profile.source}"
-    yield f"{'streams':>9}" + "".join(f"{KINDS[name]:>22}" for name in _CURVES)
-    curves = [{p.n: p for p in curve.points} if (curve := getattr(profile, name)) else {} for name in _CURVES]
+    yield f"{'streams':>9}" + "".join(f"{KINDS[name]:>22}" for name in KINDS)
+    curves = [{p.n: p for p in curve.points} if (curve := getattr(profile, name)) else {} for name in KINDS]
     for n in sorted(set().union(*curves)):
         cells: Sequence[str] = [
             f"{say_bytes(points[n].bytes_per_s)}/s" + (f" +-{spread / 2:.0%}" if (spread := points[n].spread) else "")
@@ -86,8 +85,6 @@ def _lines(profile: StorageProfile) -> Iterator[str]:
             for points in curves
         ]
         yield f"{n:>9}" + "".join(f"{cell:>22}" for cell in cells)
-    if profile.small_file_s is not None:
-        yield f"one small file {say_time(profile.small_file_s)}, all together {say_number(profile.files_per_s or 0)} files/s"
     for note in profile.notes:
         yield textwrap.fill(for_terminal(note, 1000), 80, initial_indent="- ", subsequent_indent="  ")
 

@@ -1,4 +1,4 @@
-"""Measure a storage: fresh writes, reads, random reads and small files with 1, 2, 4, ... streams.
+"""Measure a storage: fresh writes, reads and random reads with 1, 2, 4, ... streams.
 
 It slows other users of the storage, so it runs only when asked, within caps of size and time, and inside one directory
 that is removed however the probe ends.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -47,27 +48,6 @@ class ProbeSettings(InputModel):
     )
 
 
-def _room_in(directory: Path, settings: ProbeSettings) -> tuple[Path, int, int]:
-    """The directory's own path, the bytes free there, and how many of them the probe may have."""
-    shown = for_terminal(str(directory))
-    try:
-        path = directory.resolve(strict=True)
-        status = os.statvfs(path)
-        os.stat(f"{path}/.")  # raises for what is no directory
-    except (OSError, RuntimeError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{shown} cannot be probed ({reason}): name a directory on the storage in question") from None
-    free, least = status.f_bavail * status.f_frsize, max(_LEAST_BYTES, 2 * BLOCK_BYTES * settings.max_concurrency)
-    size = min(settings.size_bytes, free // 2)
-    if size < least:
-        raise InputError(
-            f"{settings.max_concurrency} streams need {say_bytes(least, binary=True)} on {shown}, and may have "
-            f"{say_bytes(size, binary=True)}, half of what is free or --size: make room, allow more, or fewer with "
-            "--max-concurrency"
-        )
-    return path, free, size
-
-
 def run_probe(
     directory: Path, name: str, settings: ProbeSettings, stop: Event, say: Callable[[str], None]
 ) -> StorageProfile | None:
@@ -88,16 +68,23 @@ def run_probe(
     """
     rates: Rates = {}
     begin_s = time.monotonic()
-    path, free_bytes, size_bytes = _room_in(directory, settings)
+    path = directory.resolve()
     shown, mount = for_terminal(str(path)), mount_of(str(path), read_mounts())
-    filesystem = mount.type if mount is not None else "unknown"
-    say(
-        f"Probing {shown}: writes up to {say_bytes(size_bytes, binary=True)} at once, for up to "
-        f"{say_time(settings.time_s)}. Whoever shares this storage is slowed meanwhile; Ctrl-C ends it and removes the "
-        "test files."
-    )
-    scratch = ""
+    filesystem, scratch = mount.type if mount is not None else "unknown", ""
     try:
+        free_bytes = shutil.disk_usage(path).free
+        size_bytes = min(settings.size_bytes, free_bytes // 2)
+        if size_bytes < (least := max(_LEAST_BYTES, 2 * BLOCK_BYTES * settings.max_concurrency)):
+            raise InputError(
+                f"{settings.max_concurrency} streams need {say_bytes(least, binary=True)} on {shown}, and may have "
+                f"{say_bytes(size_bytes, binary=True)}, half of what is free or --size: make room, allow more, or fewer "
+                "with --max-concurrency"
+            )
+        say(
+            f"Probing {shown}: writes up to {say_bytes(size_bytes, binary=True)} at once, for up to "
+            f"{say_time(settings.time_s)}. Whoever shares this storage is slowed meanwhile; Ctrl-C ends it and removes "
+            "the test files."
+        )
         with tempfile.TemporaryDirectory(
             prefix=f".cachewatch-probe-{os.getpid()}-", dir=path, ignore_cleanup_errors=True
         ) as scratch:
@@ -110,7 +97,7 @@ def run_probe(
             ) from None
         raise InputError(
             f"{shown} cannot be written to ({error.strerror or type(error).__name__}): make room there, or name a "
-            "directory that you may write to"
+            "directory on the storage that you may write to"
         ) from None
     if stop.is_set():
         return None

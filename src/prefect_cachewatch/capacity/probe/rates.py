@@ -16,10 +16,9 @@ from prefect_cachewatch.common.files import PUBLIC, write_file
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
-#: By kind of access and streams at once, the rates of the repetitions, in their order: bytes a second, of small files
-#: files a second.
+#: By kind of access and streams at once, the bytes a second of the repetitions, in their order.
 Rates = dict[str, dict[int, list[float]]]
-KINDS = {"write": "fresh writes", "read": "reads", "random_read": "random reads", "files": "small files"}
+KINDS = {"write": "fresh writes", "read": "reads", "random_read": "random reads"}
 HEAD = "# Storage profile for cachewatch plan; bytes per second of all streams together.\n"
 _WIDE_SPREAD = 0.35
 _CACHE_FACTOR = 3.0
@@ -42,12 +41,9 @@ def profile_of(name: str, source: str, rates: Rates, notes: Sequence[str], **mor
     Raises:
         InputError: nothing was measured, or not with one stream.
     """
-    curves: dict[str, Any] = {kind: _curve(kind, by_n) for kind, by_n in rates.items() if kind != "files"}
+    curves: dict[str, Any] = {kind: _curve(kind, by_n) for kind, by_n in rates.items()}
     if not curves:
         raise InputError(f"nothing was measured for {for_terminal(name)}: {' '.join(notes) or 'allow more time'}")
-    if files := rates.get("files"):
-        each, most = statistics.median(files[1]), max(map(statistics.median, files.values()))
-        more |= {"small_file_s": _short(1 / each), "files_per_s": _short(most)}
     said = list(dict.fromkeys([*notes, *_doubts(rates)]))[:_MAX_NOTES]
     today = datetime.datetime.now(datetime.UTC).date()
     return StorageProfile(name=name, basis="measured", source=f"{source}, {today}"[:500], notes=said, **curves, **more)
