@@ -146,20 +146,16 @@ class _Search:
         """
         if len(self.workloads) == 1:
             return self.row(n)
-        row, left = self.row(n), n
+        row, seconds = self.row(n), self.seconds(n)
         works_s = [
             (w.jobs or 0) * w.bursts_per_job * (w.think_s + burst_s[0])
-            for w, burst_s in zip(self.workloads, self.seconds(n), strict=True)
+            for w, burst_s in zip(self.workloads, seconds, strict=True)
         ]
-        lasting, seconds = list[WorkloadClass](), list[list[float]]()
-        for c in range(len(self.workloads) - 1, -1, -1):  # the first class has the slots that are left
-            running = self.workloads[c].running
-            if running is None:
-                running = int(n * works_s[c] / sum(works_s)) if c else left
-                left -= running
-            if running:
-                lasting.insert(0, self.workloads[c].model_copy(update={"jobs": None, "running": running}))
-                seconds.insert(0, self.seconds(n)[c])
+        counts = [w.running or int(n * works_s[c] / sum(works_s)) if c else 0 for c, w in enumerate(self.workloads)]
+        counts[0] = n + self.running - sum(counts)  # the first class has the slots that are left
+        there = [c for c, count in enumerate(counts) if count]
+        lasting = [self.workloads[c].model_copy(update={"jobs": None, "running": counts[c]}) for c in there]
+        seconds = [seconds[c] for c in there]
         slowest_s = simulate(lasting, seconds, n, self.bursts).classes[0].burst_p99_s
         first = row.classes[0]
         return replace(row, classes=(replace(first, burst_p99_s=max(slowest_s, first.burst_s)), *row.classes[1:]))
@@ -255,10 +251,10 @@ class _Search:
         return n, "measured"
 
     def answer(self) -> Answer:
-        found, reason = self.number()
-        n, best_n, tick = max(1, found), self.best_n, self.ticks_up_n
+        n, reason = self.number()
+        at, best_n, tick = max(1, n), self.best_n, self.ticks_up_n
         full_n = best_n if best_n < self.most else None
-        shown = {1, n, best_n, tick or 1, max(1, best_n - 1), *(m for m in self._grid(self.most) if m <= 2 * best_n)}
+        shown = {at, 1, best_n, tick or 1, max(1, best_n - 1), *(m for m in self._grid(self.most) if m <= 2 * best_n)}
         storage, main, alone = self.inputs.storage, self.main, len(self.workloads) == 1
         asking = [workload for workload in self.workloads if workload.running is None]
         ceilings = shared_ceilings(self.inputs, main, self.demands[0][0], self.most + self.running)
@@ -272,11 +268,10 @@ class _Search:
             burst_bytes=self.main.burst_bytes,
             n=n,
             reason=reason,
-            feasible=found > 0,
             ticks_up_n=tick,
             full_n=full_n,
             measured_streams=self.measured,
-            batch_range_s=self._range(n),
+            batch_range_s=self._range(at),
             by_hand=self.by_hand,
             # In a mix a curve and operations are those of one class, and no ceiling of all.
             ceilings=tuple((k, rate) for k, rate in ceilings.items() if alone or k in ("link", "port")),

@@ -65,7 +65,7 @@ def headline(plan: LimitPlan, answer: Answer) -> str:
         answer: one of its answers.
     """
     row, rule = answer.row, f" ({_RULES[answer.reason][0]})" if answer.reason in _RULES else ""
-    if not answer.feasible:
+    if not answer.n:
         return f"Not even 1 at once on {for_terminal(answer.name, 20)}: more streams than were measured."
     if row.batch_s is None:
         results = [f"{say_bytes(row.bytes_per_s, plan.binary)}/s together"]
@@ -105,7 +105,7 @@ def _basis(plan: LimitPlan, answer: Answer) -> Iterator[str]:
         yield f"The figures allow a batch of {say_time(answer.batch_range_s[0])} to {say_time(answer.batch_range_s[1])}."
     for mine, first in zip(answer.row.classes[1:], answer.rows[0].classes[1:], strict=True):
         yield (
-            f"{mine.name} at {answer.n}: a burst takes {say_time(mine.burst_s)} ({say_time(first.burst_s)} at 1), "
+            f"{mine.name} at {answer.row.n}: a burst takes {say_time(mine.burst_s)} ({say_time(first.burst_s)} at 1), "
             f"1 in 100 over {say_time(mine.burst_p99_s)}; {say_bytes(mine.bytes_per_s, binary)}/s together."
         )
 
