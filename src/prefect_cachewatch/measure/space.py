@@ -67,4 +67,4 @@ def is_full(space: Mapping[str, Any]) -> bool:
     if not space.get("total_bytes"):
         return False
     free_bytes = space["root_bytes"] if space["is_root"] else space["free_bytes"]
-    return free_bytes < _NO_ROOM_BYTES or space["free_inodes"] == 0
+    return bool(free_bytes < _NO_ROOM_BYTES or space["free_inodes"] == 0)
