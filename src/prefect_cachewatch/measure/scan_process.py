@@ -277,17 +277,15 @@ def identify(paths: list[str]) -> dict[str, Any]:
 
 
 def measure(roots: list[str], ignore: list[str]) -> dict[str, Any]:
-    """Count bytes, allocated bytes, files and directories in one scan, each hard-linked file once; stores nothing."""
+    """Count bytes, files and directories in one scan, each hard-linked file once; stores nothing."""
     ledger = Ledger(ignore=ignore)
     ledger.begin()
     walk = Walk([os.path.realpath(root) for root in roots], ledger)
     found = ledger.end()
     return {
         "bytes": found.bytes_present,
-        "allocated_bytes": found.allocated_present,
         "files": found.files_present,
         "directories": walk.directories,
-        "errors": walk.errors,
         "roots": [root._asdict() for root in walk.roots],
     }
 
