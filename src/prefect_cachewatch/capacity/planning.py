@@ -139,7 +139,7 @@ class _Search:
         return Row(n, rate, streams, p99, batch_s, held_by, busy >= _BUSY, classes)
 
     def _told(self, n: int) -> Row:
-        """The row with what 1 in 100 bursts of the first class exceeds.
+        """The row with what 1 in 100 bursts of each class exceed.
 
         In a mix with a batch small bursts are moved as one, so there a run without an end of jobs tells it, its classes as they
         share the limit.
@@ -156,9 +156,9 @@ class _Search:
         there = [c for c, count in enumerate(counts) if count]
         lasting = [self.workloads[c].model_copy(update={"jobs": None, "running": counts[c]}) for c in there]
         seconds = [seconds[c] for c in there]
-        slowest_s = simulate(lasting, seconds, n, self.bursts).classes[0].burst_p99_s
-        first = row.classes[0]
-        return replace(row, classes=(replace(first, burst_p99_s=max(slowest_s, first.burst_s)), *row.classes[1:]))
+        slowest_s = {each.name: each.burst_p99_s for each in simulate(lasting, seconds, n, self.bursts).classes}
+        classes = (replace(mine, burst_p99_s=max(slowest_s.get(mine.name, 0.0), mine.burst_s)) for mine in row.classes)
+        return replace(row, classes=tuple(classes))
 
     def score(self, n: int) -> float:
         """How good a number is; less is better. What always runs is no part of it."""
