@@ -58,10 +58,7 @@ def plan_capacity(
     try:
         inputs = _inputs(plan_file, given)
         answer = plan(inputs)
-        changes = [
-            set_storage_limit(each.name, _limit(each.n, answer.measured, each.feasible), apply)
-            for each in answer.answers
-        ]
+        changes = [set_storage_limit(each.name, _limit(each.n, answer.measured), apply) for each in answer.answers]
     except CachewatchError as error:
         return _refused(error)
     for each in answer.answers:
@@ -132,9 +129,9 @@ def _inputs(plan_file: Path | None, given: PlanInput | None) -> PlanInput:
     return read_plan(plan_file) if plan_file is not None else given  # type: ignore[return-value]
 
 
-def _limit(n: int, measured: bool, feasible: bool) -> int | str:
+def _limit(n: int, measured: bool) -> int | str:
     """The limit to set, or why none is."""
-    if not feasible:
+    if not n:
         return "not even one job is within what was measured: measure more streams"
     return n if measured else "its figures were not measured: run cachewatch probe"
 

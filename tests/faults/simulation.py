@@ -119,7 +119,7 @@ class World:
                 self.wall_offset_s += self.random.choice([-3600.0, 3600.0])
         return False
 
-    def send(self, operation: str, space: bool = False) -> None:
+    def send(self, operation: str) -> None:
         assert operation == "scan"
 
     def receive(self, timeout_s: float) -> dict[str, Any]:

@@ -178,7 +178,7 @@ def test_a_variable_tells_the_generator_where_to_write(store: CacheStore) -> Non
     assert refused.name == "Refused" and "is not told where to write" in str(refused.message)
 
 
-# As a container does: some files are another user's, one whole and one cut when the generator hangs.
+# As a container does: some files are another user's, one whole for longer than the window and one cut when the generator hangs.
 STRANGERS = """
 import os, subprocess, sys, time
 cache, mark, fixed = sys.argv[1:]
@@ -189,7 +189,7 @@ def theirs(name, size):
         os.chown(path, 65534, 65534)
 first = not os.path.exists(mark)
 theirs("early.bin", 50_000)
-for n in range(3):
+for n in range(14):
     open(os.path.join(cache, f"layer{n}.bin"), "wb").write(bytes([n]) * 50_000)
     time.sleep(0.8)
 theirs("late.bin", 20_000 if first else 50_000)
@@ -211,7 +211,7 @@ def test_a_clean_retry_keeps_another_users_files_but_those_that_may_be_cut(
     assert state.name == "Completed", state.message
     current = Path(store.current_path("llama"))
     assert {file.name: file.stat().st_size for file in current.glob("*.bin")} == dict.fromkeys(
-        ("early.bin", "late.bin", "layer0.bin", "layer1.bin", "layer2.bin"), 50_000
+        ("early.bin", "late.bin", *(f"layer{n}.bin" for n in range(14))), 50_000
     )
     said = caplog.text
     assert (

@@ -80,7 +80,7 @@ def check_history(records: Sequence[RunRecord], inputs: PlanInput, start_s: floa
         )
         return HistoryCheck(storage, "insufficient data", reason, law, len(whole), None, None, met)
     expected_s = lru_cache(maxsize=None)(lambda n: expected_burst_s(inputs, n))
-    planned_s = statistics.fmean(expected_s(round(n, 1)) for n, _ in met)
+    planned_s = statistics.fmean(expected_s(round(n)) for n, _ in met)
     got_s = statistics.fmean(burst_s for _, burst_s in met)
     verdict, words = _verdict(got_s, planned_s)
     at = say_number(statistics.fmean(n for n, _ in met))

@@ -110,8 +110,7 @@ def read_run_record(data: Any) -> RunRecord | None:
     if not isinstance(data, dict) or not isinstance(data.get("cachewatch_run_record"), int):
         return None
     try:
-        known = {field.name for field in dataclasses.fields(RunRecord)}
-        record = RunRecord(**{name: value for name, value in data.items() if name in known})
+        record = RunRecord(**data)
     except (ValidationError, RecursionError):
         return None
     return None if record.ended_s is not None and record.ended_s < record.started_s else record

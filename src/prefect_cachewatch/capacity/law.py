@@ -1,9 +1,9 @@
 """The one rate law: what one of n streams gets is the least of the ceilings that stand over it.
 
-    stream(n) = min(curve(n)/n, link, link x hosts/n, port/n, operations x op_bytes/n, compression)
+    stream(n) = min(curve(n)/n, link, link x busy hosts/n, port/n, operations x op_bytes/n, compression)
 
 Bytes of one stream are pipelined through storage and link, so ceilings are not added up. Files of a burst are: each costs
-its time before or after its bytes. Measured points are joined by straight lines, never fitted. Knows no jobs.
+its time before or after its bytes. Measured points are joined by straight lines, never fitted.
 """
 
 from __future__ import annotations
@@ -72,13 +72,38 @@ def curve_bytes_per_s(curve: ServiceCurve, n: float, side: Side = "middle") -> f
     return known[-1][1]
 
 
-def shared_ceilings(inputs: PlanInput, workload: WorkloadClass, n: float, side: Side = "middle") -> dict[str, float]:
+def busy_hosts(hosts: int, n: int, jobs: int) -> float:
+    """Say how many hosts have a stream, on average: jobs are spread evenly, and any n of them move a burst.
+
+    Args:
+        hosts: that there are.
+        n: streams at once, at least 1.
+        jobs: jobs at once, at least n.
+
+    Example:
+        Of two jobs on each of two hosts two move a burst: on the same host in one of three cases.
+
+        >>> round(busy_hosts(2, 2, 4), 3), round(busy_hosts(8, 3, 3), 3)
+        (1.667, 3.0)
+    """
+    used = min(hosts, jobs)
+    others = jobs - jobs / used  # jobs that are not on a certain host
+    if others - n <= -1:
+        return float(used)
+    idle = math.lgamma(others + 1) - math.lgamma(others - n + 1) + math.lgamma(jobs - n + 1) - math.lgamma(jobs + 1)
+    return min(n, used * (1 - math.exp(idle)))
+
+
+def shared_ceilings(
+    inputs: PlanInput, workload: WorkloadClass, n: int, jobs: int, side: Side = "middle"
+) -> dict[str, float]:
     """List what all streams together may move at most, by name; the derate is taken off.
 
     Args:
         inputs: the plan's input.
         workload: the class whose curve and size of operations hold.
         n: streams at once.
+        jobs: jobs at once, those that compute too.
         side: see `curve_bytes_per_s`.
 
     Returns:
@@ -91,17 +116,20 @@ def shared_ceilings(inputs: PlanInput, workload: WorkloadClass, n: float, side: 
     if storage.ops_per_s is not None:
         found["operations"] = storage.units * storage.ops_per_s * min(workload.op_bytes, workload.burst_bytes)
     if link.bytes_per_s is not None:
-        found["link"] = link.bytes_per_s * min(link.hosts, max(1.0, n))
+        found["link"] = link.bytes_per_s * busy_hosts(link.hosts, n, jobs)
     return {name: value * keep for name, value in found.items()}
 
 
-def burst_seconds(inputs: PlanInput, workload: WorkloadClass, n: int, side: Side = "middle") -> dict[str, float]:
+def burst_seconds(
+    inputs: PlanInput, workload: WorkloadClass, n: int, jobs: int, side: Side = "middle"
+) -> dict[str, float]:
     """Say how long a burst takes while n streams move bursts, by each ceiling alone.
 
     Args:
         inputs: the plan's input.
         workload: its class.
         n: streams at once, this one among them.
+        jobs: jobs at once, those that compute too.
         side: see `curve_bytes_per_s`.
 
     Returns:
@@ -111,11 +139,12 @@ def burst_seconds(inputs: PlanInput, workload: WorkloadClass, n: int, side: Side
         >>> nas = StorageProfile(name="nas", write=ServiceCurve(one_bytes_per_s=250e6, all_bytes_per_s=600e6))
         >>> job = WorkloadClass(name="caches", burst_bytes="1GB", think_s=10)
         >>> given = PlanInput(storage=nas, link="1Gbit/s", workloads=[job], policy={"derate": 0})
-        >>> burst_seconds(given, job, 2)
+        >>> burst_seconds(given, job, 2, 2)
         {'storage': 4.0, 'link': 16.0, 'files': 0.0}
     """
     found = {
-        name: workload.wire_bytes * n / value for name, value in shared_ceilings(inputs, workload, n, side).items()
+        name: workload.wire_bytes * n / value
+        for name, value in shared_ceilings(inputs, workload, n, jobs, side).items()
     }
     if workload.packing is not None:
         found["compression"] = workload.burst_bytes / workload.packing.bytes_per_s

@@ -65,12 +65,12 @@ def plan(inputs: PlanInput) -> LimitPlan:
     )
 
 
-def expected_burst_s(inputs: PlanInput, n: float) -> float:
+def expected_burst_s(inputs: PlanInput, n: int) -> float:
     """Say how long the mean burst of the first class that asks takes, with so many of its jobs at once.
 
     Args:
         inputs: the plan's input.
-        n: jobs at once; between two whole numbers a straight line is taken.
+        n: jobs at once.
 
     Returns:
         Seconds.
@@ -78,10 +78,8 @@ def expected_burst_s(inputs: PlanInput, n: float) -> float:
     main = inputs.asking[0]
     always = [workload for workload in inputs.workloads if workload.running and not inputs.policy.isolated]
     alone = inputs.model_copy(update={"workloads": [main.model_copy(update={"jobs": None}), *always]})
-    n = max(1.0, min(n, MOST_JOBS))
-    search = _Search(alone, _FEWER_BURSTS, most=math.ceil(n))
-    first_s, last_s = (search.burst_s(at) for at in (math.floor(n), math.ceil(n)))
-    return first_s + (last_s - first_s) * (n - math.floor(n))
+    n = max(1, min(n, MOST_JOBS))
+    return _Search(alone, _FEWER_BURSTS, most=n).burst_s(n)
 
 
 def _answer(here: PlanInput, whole: PlanInput) -> Answer:
@@ -98,67 +96,69 @@ class _Search:
         self.workloads = [self.main, *(w for w in inputs.workloads if w is not self.main and w.running != 0)]
         self.jobs = sum(workload.jobs or 0 for workload in self.workloads)
         self.most = min(most, self.jobs or most)
+        self.running = sum(workload.running or 0 for workload in self.workloads)
+        self.alone_s = whole_burst_s(burst_seconds(inputs, self.main, 1, 1))
+        self.capped = self.most == MOST_JOBS != self.jobs
         measured = [curve_of(inputs.storage, workload).measured_n for workload in self.workloads]
         self.measured = min((n * inputs.storage.units for n in measured if n), default=None)
         self.row: Callable[[int], Row] = lru_cache(maxsize=None)(self._row)
 
-    def _seconds(self, side: Side) -> list[list[float]]:
-        """For each class how long a burst takes while 1, 2, ... streams move theirs."""
-        streams = range(1, self.most + sum(workload.running or 0 for workload in self.workloads) + 1)
-        return [[whole_burst_s(burst_seconds(self.inputs, w, n, side)) for n in streams] for w in self.workloads]
+        # At n jobs, for each class how long a burst takes while 1, 2, ... streams move theirs.
+        self.seconds: Callable[..., list[list[float]]] = lru_cache(maxsize=None)(self._seconds)
 
-    @cached_property
-    def seconds(self) -> list[list[float]]:
-        return self._seconds("middle")
+    def _seconds(self, n: int, side: Side = "middle") -> list[list[float]]:
+        jobs = n + self.running
+        if self.inputs.link.hosts == 1 and n < self.most:  # nobody meets on a host
+            return [mine[:jobs] for mine in self.seconds(self.most, side)]
+        return [
+            [whole_burst_s(burst_seconds(self.inputs, w, streams, jobs, side)) for streams in range(1, jobs + 1)]
+            for w in self.workloads
+        ]
 
     def _row(self, n: int) -> Row:
         main, alone = self.main, len(self.workloads) == 1
-        done = simulate(self.workloads, self.seconds, n, self.bursts) if self.jobs or not alone else None
-        batch_s = done.batch_s if done else None
-        if alone:  # the means are exact, and the simulation has the batch
-            exact = steady(self.seconds[0], main.think_s, n)
+        done = simulate(self.workloads, self.seconds(n), n, self.bursts)
+        batch_s, classes, streams, p99 = done.batch_s, done.classes, done.streams, done.streams_p99
+        if alone:  # the means are exact, and the simulation has the batch and its slowest bursts
+            exact = steady(self.seconds(n)[0], main.think_s, n)
             streams, p99, moved = exact.streams, exact.streams_p99, exact.bursts_per_s * main.wire_bytes
-            classes: tuple[ClassRow, ...] = (ClassRow(main.name, moved, exact.burst_s, exact.burst_s, batch_s),)
-        else:
-            assert done is not None  # several classes are always simulated
-            classes, streams, p99 = done.classes, done.streams, done.streams_p99
+            slowest_s = max(exact.burst_s, classes[0].burst_p99_s)
+            classes = (ClassRow(main.name, moved, exact.burst_s, slowest_s, batch_s),)
         busy = math.fsum(
             mine.bytes_per_s / workload.wire_bytes * self.demands[c][1]
             for c, (workload, mine) in enumerate(zip(self.workloads, classes, strict=True))
         )
-        seconds = burst_seconds(self.inputs, main, max(1, round(streams)))
-        held_by = binding(seconds)
+        held_by = binding(burst_seconds(self.inputs, main, max(1, round(streams)), n + self.running))
         if busy >= _BUSY:
             held_by = self.by_hand.ceiling
         elif main.think_s > classes[0].burst_s:
             held_by = "computing"
-        elif held_by == "storage" and seconds["storage"] < 1.05 * burst_seconds(self.inputs, main, 1)["storage"]:
+        elif held_by == "storage" and classes[0].burst_s < TICK * self.alone_s:
             held_by = "one stream"
         rate = math.fsum(mine.bytes_per_s for mine in classes)
         return Row(n, rate, streams, p99, batch_s, held_by, busy >= _BUSY, classes)
 
     def _told(self, n: int) -> Row:
-        """The row with what 1 in 100 bursts of the first class exceeds.
+        """The row with what 1 in 100 bursts of each class exceed.
 
-        A batch has joined bursts, so there a run without an end of jobs tells it, its classes as they share the limit.
+        In a mix with a batch small bursts are moved as one, so there a run without an end of jobs tells it, its classes as they
+        share the limit.
         """
-        row, left = self.row(n), n
+        if len(self.workloads) == 1:
+            return self.row(n)
+        row, seconds = self.row(n), self.seconds(n)
         works_s = [
             (w.jobs or 0) * w.bursts_per_job * (w.think_s + burst_s[0])
-            for w, burst_s in zip(self.workloads, self.seconds, strict=True)
+            for w, burst_s in zip(self.workloads, seconds, strict=True)
         ]
-        lasting, seconds = list[WorkloadClass](), list[list[float]]()
-        for c in range(len(self.workloads) - 1, -1, -1):  # the first class has the slots that are left
-            running = self.workloads[c].running
-            if running is None:
-                running = int(n * works_s[c] / sum(works_s)) if c else left
-                left -= running
-            if running:
-                lasting.insert(0, self.workloads[c].model_copy(update={"jobs": None, "running": running}))
-                seconds.insert(0, self.seconds[c])
-        slowest_s = simulate(lasting, seconds, n, self.bursts).classes[0].burst_p99_s
-        first = row.classes[0]
-        return replace(row, classes=(replace(first, burst_p99_s=max(slowest_s, first.burst_s)), *row.classes[1:]))
+        counts = [w.running or int(n * works_s[c] / sum(works_s)) if c else 0 for c, w in enumerate(self.workloads)]
+        counts[0] = n + self.running - sum(counts)  # the first class has the slots that are left
+        there = [c for c, count in enumerate(counts) if count]
+        lasting = [self.workloads[c].model_copy(update={"jobs": None, "running": counts[c]}) for c in there]
+        seconds = [seconds[c] for c in there]
+        slowest_s = {each.name: each.burst_p99_s for each in simulate(lasting, seconds, n, self.bursts).classes}
+        classes = (replace(mine, burst_p99_s=max(slowest_s.get(mine.name, 0.0), mine.burst_s)) for mine in row.classes)
+        return replace(row, classes=tuple(classes))
 
     def score(self, n: int) -> float:
         """How good a number is; less is better. What always runs is no part of it."""
@@ -186,18 +186,21 @@ class _Search:
             best = min(best, self.score(n))
             if since >= 5 and n > 4 * self.by_hand.filling_n:
                 break
-        return self._smallest(tried, best)
+        found = self._smallest(tried, best)
+        return found if self.row(found).full or not self.capped else self.most
 
     def _smallest(self, tried: list[int], best: float) -> int:
         """The smallest number as good as the best: the first of those tried, or one in the gap before it."""
         at = next(i for i, n in enumerate(tried) if self.score(n) <= AS_GOOD * best)
+        if self.bursts < _BURSTS:  # for what a change would make of the batch, near is enough
+            return tried[at]
         gap = range(tried[at - 1] + 1 if at else tried[at], tried[at] + 1)
         return gap[bisect_left(gap, True, key=lambda n: self.score(n) <= AS_GOOD * best)]
 
     @cached_property
     def demands(self) -> list[tuple[int, float]]:
         """For each class the number of streams that move the most, and what a burst takes of their time."""
-        shares = [[burst_s / n for n, burst_s in enumerate(mine, start=1)] for mine in self.seconds]
+        shares = [[burst_s / n for n, burst_s in enumerate(mine, start=1)] for mine in self.seconds(self.most)]
         return [(mine.index(min(mine)) + 1, min(mine)) for mine in shares]
 
     @cached_property
@@ -205,7 +208,7 @@ class _Search:
         main, parts = self.main, list[Part]()
         for c, workload in enumerate(self.workloads):
             n, whole_s = self.demands[c]
-            files_s = burst_seconds(self.inputs, workload, n)["files"] / n
+            files_s = burst_seconds(self.inputs, workload, n, self.most + self.running)["files"] / n
             files_s = files_s if files_s > 0.01 * whole_s else 0.0
             # Without a batch the pencil computes one burst of the first class.
             bursts = (workload.jobs or 0) * workload.bursts_per_job if self.jobs else int(c == 0)
@@ -214,7 +217,7 @@ class _Search:
                 files = workload.files_per_burst
                 parts += [Part(bursts * files, files / files_s, "files")]
         n, demand_s = self.demands[0]
-        ceiling, alone_s = binding(burst_seconds(self.inputs, main, n)), self.seconds[0][0]
+        ceiling, alone_s = binding(burst_seconds(self.inputs, main, n, self.most + self.running)), self.alone_s
         wanted = tuple(part for part in parts if part.amount)
         filling_n = (main.think_s + alone_s) / demand_s
         return ByHand(
@@ -224,7 +227,7 @@ class _Search:
     def burst_s(self, n: int) -> float:
         """The mean burst of the first class; of one class the chain alone has it, which costs less than a row."""
         if len(self.workloads) == 1:
-            return steady(self.seconds[0], self.main.think_s, n).burst_s
+            return steady(self.seconds(n)[0], self.main.think_s, n).burst_s
         return self.row(n).classes[0].burst_s
 
     @cached_property
@@ -240,8 +243,7 @@ class _Search:
         """The number and what binds it; 0 where the rules do not admit even one job."""
         n = self.best_n
         if self.admits(n):
-            capped = self.most == MOST_JOBS != self.jobs and not self.row(n).full
-            return n, "jobs" if n == self.jobs else "most" if capped else "best"
+            return n, "jobs" if n == self.jobs else "most" if self.capped and n == self.most else "best"
         n = bisect_left(range(1, n + 1), True, key=lambda m: not self.admits(m))
         if n:  # a smaller one may be as good as the largest that is admitted
             lower = self._grid(n)
@@ -249,13 +251,13 @@ class _Search:
         return n, "measured"
 
     def answer(self) -> Answer:
-        found, reason = self.number()
-        n, best_n, tick = max(1, found), self.best_n, self.ticks_up_n
+        n, reason = self.number()
+        at, best_n, tick = max(1, n), self.best_n, self.ticks_up_n
         full_n = best_n if best_n < self.most else None
-        shown = {1, n, best_n, tick or 1, max(1, best_n - 1), *(m for m in self._grid(self.most) if m <= 2 * best_n)}
+        shown = {at, 1, best_n, tick or 1, max(1, best_n - 1), *(m for m in self._grid(self.most) if m <= 2 * best_n)}
         storage, main, alone = self.inputs.storage, self.main, len(self.workloads) == 1
         asking = [workload for workload in self.workloads if workload.running is None]
-        ceilings = shared_ceilings(self.inputs, main, self.demands[0][0])
+        ceilings = shared_ceilings(self.inputs, main, self.demands[0][0], self.most + self.running)
         measured = [
             (p.n * storage.units, p.bytes_per_s * storage.units, p.spread) for p in curve_of(storage, main).points
         ]
@@ -266,11 +268,10 @@ class _Search:
             burst_bytes=self.main.burst_bytes,
             n=n,
             reason=reason,
-            feasible=found > 0,
             ticks_up_n=tick,
             full_n=full_n,
             measured_streams=self.measured,
-            batch_range_s=self._range(n),
+            batch_range_s=self._range(at),
             by_hand=self.by_hand,
             # In a mix a curve and operations are those of one class, and no ceiling of all.
             ceilings=tuple((k, rate) for k, rate in ceilings.items() if alone or k in ("link", "port")),
@@ -285,18 +286,24 @@ class _Search:
         if not self.jobs:
             return None
         edges: tuple[Side, Side] = ("high", "low")
-        low, high = (simulate(self.workloads, self._seconds(side), n, self.bursts).batch_s or 0.0 for side in edges)
+        low, high = (simulate(self.workloads, self._seconds(n, side), n, self.bursts).batch_s or 0.0 for side in edges)
         return (low, high) if high > 1.01 * low else None
 
 
+def _left_and_free(inputs: PlanInput) -> tuple[float, float]:
+    """The bytes that a batch leaves, and those that are free for them."""
+    free = inputs.storage.free_bytes
+    left = sum(job.kept_bytes * (job.jobs or 1) for job in inputs.asking)
+    return left, math.inf if free is None else free * inputs.storage.units
+
+
 def _refuse_what_cannot_be(inputs: PlanInput) -> None:
-    storage, binary = inputs.storage, inputs.binary
-    wanted, free = sum(job.kept_bytes * (job.jobs or 1) for job in inputs.asking), storage.free_bytes
-    if free is not None and wanted > free:
+    storage, binary, (left, free) = inputs.storage, inputs.binary, _left_and_free(inputs)
+    if left > free:
         jobs = " and ".join(f"{w.jobs or 1} {w.name}" for w in inputs.asking if w.kept_bytes)
         raise InputError(
-            f"{jobs} do not fit on {storage.name}: they leave {say_bytes(wanted, binary)} and {say_bytes(free, binary)} are "
-            f"free, so {say_bytes(wanted - free, binary)} are missing: make room, or plan fewer jobs"
+            f"{jobs} do not fit on {storage.name}: they leave {say_bytes(left, binary)} and {say_bytes(free, binary)} are "
+            f"free, so {say_bytes(left - free, binary)} are missing: make room, or plan fewer jobs"
         )
 
 
@@ -314,6 +321,10 @@ def _alternatives(got: Row, here: PlanInput, whole: PlanInput) -> Iterator[Alter
     # Shared or isolated: what becomes of the first class of this limit, since the other side has other jobs too.
     changes += [(*change, True) for change in _together_or_apart(here.asking[0], whole)]
     for change, changed, first_only in changes:
+        left, free = _left_and_free(changed)
+        if left > free:
+            yield Alternative(change, 0, None, 0.0, "space", 0.0)
+            continue
         row = short(changed)
         was, now, shown = (each.classes[0] if first_only else each for each in (before, row, got))
         faster = _score(was) / _score(now)
@@ -371,14 +382,16 @@ def _notes(inputs: PlanInput) -> Iterator[str]:
     if storage.basis != "measured":
         yield f"The figures of {storage.name} were not measured: plan-capacity sets no limit by them. Run cachewatch probe."
     if policy.isolated:
-        free = (
-            "" if storage.free_bytes is None else f", with {say_bytes(storage.free_bytes, inputs.binary)} free on each"
-        )
+        each = _left_and_free(inputs)[1]
+        sizes = [say_bytes(size, inputs.binary) for size in (each, each * len(inputs.asking)) if size < math.inf]
+        free = f", with {' free on each, '.join(sizes)} together" if sizes else ""
         yield (
             f"isolated: each class is planned on a whole {storage.name} and links of its own{free}. On one {storage.name} "
             "leave policy.isolated out."
         )
     for workload in inputs.workloads:
+        if storage.free_bytes is not None and workload.kept_bytes and workload.jobs is None:
+            yield f"{workload.name} has no end of jobs: free_bytes is held against one of them."
         if storage.ops_per_s is not None and "op_bytes" not in workload.model_fields_set:
             size = say_bytes(workload.op_bytes, binary=True)
             yield f"{workload.name}: op_bytes is not given, so each read or write is taken for {size}."

@@ -7,7 +7,6 @@ is what is left of it after the time that a burst takes alone on the storage tha
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from collections.abc import Sequence
 
@@ -38,23 +37,16 @@ def with_recorded(inputs: PlanInput, name: str, samples: Sequence[Progress]) -> 
         InputError: there is no second burst, so that no think time can be told.
     """
     shown, old, storage = f"recording {for_terminal(name)}", inputs.asking[0], inputs.storage
-    step_s = statistics.median([now.at_s - before.at_s for before, now in itertools.pairwise(samples)] or [0.0])
-    files = sum(max(0, now.files_present - before.files_present) for before, now in itertools.pairwise(samples))
-    grown = [
-        (now.at_s, size)
-        for before, now in itertools.pairwise(samples)
-        if (size := now.bytes_written - before.bytes_written) > 0
-    ]
-    bursts: list[tuple[float, int]] = []  # end, bytes
-    last_s = -math.inf
-    for t_s, size in grown:
-        joined = bursts.pop()[1] if bursts and t_s - last_s <= _PAUSE_SAMPLES * step_s else 0
-        bursts.append((t_s, joined + size))
-        last_s = t_s
-    count, ends_s = len(bursts), [t_s for t_s, _ in bursts]
-    if by_file := count < 2:  # no pause: each file counts as a burst
-        count, ends_s = files, [t_s for t_s, _ in grown]
-    if count < 2 or len(ends_s) < 2:
+    pairs = list(itertools.pairwise(samples))
+    step_s = statistics.median([now.at_s - before.at_s for before, now in pairs] or [0.0])
+    files = sum(max(0, now.files_present - before.files_present) for before, now in pairs)
+    grown = [(now.at_s, size) for before, now in pairs if (size := now.bytes_written - before.bytes_written) > 0]
+    ends_s: list[float] = []
+    for t_s, _ in grown:
+        if ends_s and t_s - ends_s[-1] <= _PAUSE_SAMPLES * step_s:
+            ends_s.pop()  # the same burst goes on
+        ends_s.append(t_s)
+    if (count := len(ends_s)) < 2:
         raise InputError(
             f"{shown} shows no second burst, so that no think time can be told: record a whole run with a shorter "
             "--poll, or write burst_bytes and think_s by hand"
@@ -68,14 +60,13 @@ def with_recorded(inputs: PlanInput, name: str, samples: Sequence[Progress]) -> 
     }
     workload = validate(WorkloadClass, draft, shown, "")
     plain = inputs.model_copy(update={"policy": inputs.policy.model_copy(update={"derate": 0.0})})
-    alone_s = whole_burst_s(burst_seconds(plain, workload, 1))
+    alone_s = whole_burst_s(burst_seconds(plain, workload, 1, 1))
     workload = workload.model_copy(update={"think_s": round(max(0.0, cycle_s - alone_s), 3)})
     said = (
         f"{shown}: {count} bursts of {say_bytes(mean, inputs.binary)}, one every {say_time(cycle_s)}, of which a burst "
         f"alone takes {say_time(alone_s)} here: burst_bytes: {mean}, think_s: {workload.think_s:g}, files_per_burst: "
         f"{workload.files_per_burst}, bursts_per_job: {count}"
     )
-    said += "; no pause was seen, so each file counts as a burst" if by_file else ""
     if alone_s > cycle_s:
         said += f"; it wrote faster than {storage.name} does: recorded on another storage, or into the page cache"
     others = [other for other in inputs.workloads if other is not old]

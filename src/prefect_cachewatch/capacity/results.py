@@ -77,9 +77,8 @@ class Answer:
     classes: tuple[str, ...]
     jobs: tuple[int | None, ...]
     burst_bytes: float
-    n: int
+    n: int  # 0: not even one job is within what was measured
     reason: Reason
-    feasible: bool  # False: not even one job is within what was measured
     ticks_up_n: int | None  # the first number at which a burst takes over 10 % longer than alone
     full_n: int | None  # the first number beyond which no batch is faster
     measured_streams: int | None
@@ -92,8 +91,8 @@ class Answer:
 
     @property
     def row(self) -> Row:
-        """The row of the number to run."""
-        return self.at(self.n)
+        """The row of the number to run, or of one."""
+        return self.at(max(1, self.n))
 
     def at(self, n: int) -> Row:
         """The row of a number; raises StopIteration if the plan has none."""

@@ -4,8 +4,8 @@ All streams of a class get the same at each moment, so each class has one clock 
 a stream is done when the clock has gone its burst further: an event costs the logarithm of the streams, not their number.
 
 What is too much for the budget of events is made coarser, never cut short: bursts that follow each other are moved as one,
-with their pauses before them, and so are jobs that follow each other in a slot. The bytes and the pauses stay the same, so
-no time is scaled.
+with their pauses before them, so are jobs that follow each other in a slot, and of hundreds of jobs several run abreast. The
+bytes and the pauses stay the same, so no time is scaled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _TIMES = 4
 _SEEN = 128  # bursts of another class in a cycle of the slowest
 _FEWEST = 40  # bursts of each class, where there is no end
 _FEW = 4  # bursts in one at most, for its time to say something of one of them
-_ROUNDS = 6  # of jobs in a slot at least: the end of the batch, where slots are empty, stays a small part
+_ROUNDS = 6  # of jobs in a slot: the end of the batch, where slots are empty, stays a small part
+_HAIR = 1e-9  # sums of weights are off by as much
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,15 @@ def simulate(
 class _Class:
     """A class of jobs while it is simulated."""
 
-    def __init__(self, job: WorkloadClass, one_burst_s: Sequence[float], limit: int) -> None:
+    def __init__(self, job: WorkloadClass, one_burst_s: Sequence[float], limit: int, most: int) -> None:
         self.job, self.one_burst_s = job, one_burst_s
         self.cycle_s = job.think_s + one_burst_s[0]
-        self.lasting = job.running or 0 if job.jobs is not None or job.running is not None else limit
-        self.turns = 0  # slots that its batch takes, one job or several in each
+        lasting = job.running or 0 if job.jobs is not None or job.running is not None else limit
+        self.lasting = min(lasting, most)
+        self.columns = math.ceil((job.jobs or 0) / max(1.0, limit / most))
+        # So many jobs run abreast: they think and move their bursts together.
+        self.weight = (job.jobs or lasting) / (self.columns or self.lasting or 1)
+        self.turns = 0  # slots that its batch takes, one column of jobs or several in each
         self.length, self.parts = 0.0, 0  # bursts of such a turn, and the parts that they are moved in
         self.size = 1.0  # bursts of one part
         self.clock, self.ends_s, self.finished = 0.0, 0.0, 0
@@ -107,20 +112,20 @@ class _Run:
         self, jobs: Sequence[WorkloadClass], one_burst_s: Sequence[Sequence[float]], limit: int, bursts: int
     ) -> None:
         self.draw = random.Random(0)  # noqa: S311 - the same answer each time
-        self.classes = [_Class(job, each_s, limit) for job, each_s in zip(jobs, one_burst_s, strict=True)]
+        self.most = max(1, bursts // (_ROUNDS * _PARTS))  # columns at once
+        self.classes = [_Class(job, each_s, limit, self.most) for job, each_s in zip(jobs, one_burst_s, strict=True)]
         self.bursts, self.share = bursts, bursts / len(jobs)
         self.thinking: list[tuple[float, int, _Class, float, list[float] | None]] = []
         self.number, self.now_s = 0, 0.0
         self.seen = [0.0] * (len(one_burst_s[0]) + 1)  # seconds with so many streams
-        asked = sum(job.jobs or 0 for job in jobs)
-        self._make_coarser(asked, limit)
+        self._make_coarser(limit)
         for each in self.classes:
             for _ in range(each.lasting):
                 self._think(each, self.draw.random() * each.size * each.job.think_s, None)
         # The jobs that wait, in turn, as they come from several users.
         turns = sorted(((i + 0.5) / each.turns, c) for c, each in enumerate(self.classes) for i in range(each.turns))
-        total = sum((job.jobs or 0) * job.bursts_per_job for job in jobs)
         # A small batch is as long as chance makes its slowest job, so it is run several times.
+        total = sum(each.turns * each.parts for each in self.classes)
         self.times = max(1, min(_TIMES, bursts // total)) if total else 1
         self.batch_s: float | None = None
         for _ in range(self.times):
@@ -128,19 +133,21 @@ class _Run:
         if turns:
             self.batch_s = self.now_s / self.times
 
-    def _make_coarser(self, asked: int, limit: int) -> None:
-        """Say how many jobs are joined in a turn, and how many bursts in a part."""
-        joined = max(1.0, asked / max(_ROUNDS * limit, self.bursts / _PARTS))
+    def _make_coarser(self, limit: int) -> None:
+        """Say how many columns of jobs are joined in a turn, and how many bursts in a part."""
+        slots = min(limit, self.most)
+        rounds = max(_ROUNDS, self.bursts // _PARTS // slots)  # whole ones, as of many jobs the last one matters little
+        joined = max(1.0, sum(each.columns for each in self.classes) / (rounds * slots))
         work_s, slowest_s = 0.0, max(each.cycle_s for each in self.classes)
         for each in self.classes:
-            if each.job.jobs:
-                each.turns = math.ceil(each.job.jobs / joined)
-                each.length = each.job.bursts_per_job * each.job.jobs / each.turns
+            if each.columns:
+                each.turns = max(1, round(each.columns / joined))
+                each.length = each.job.bursts_per_job * each.columns / each.turns
                 each.parts = math.ceil(min(each.length, max(_PARTS, self.share / each.turns)))
                 each.size = each.length / each.parts
-                work_s += each.turns * each.length * each.cycle_s
+                work_s += each.turns * each.weight * each.length * each.cycle_s
         for each in self.classes:
-            if asked and each.lasting:
+            if work_s and each.lasting:
                 each.size = max(1.0, each.lasting * work_s / limit / each.cycle_s / self.share)
             elif each.lasting:  # a long burst sees many short ones, as it does where none are joined
                 each.size = max(1.0, min(1.0, each.lasting / _SEEN) * slowest_s / each.cycle_s)
@@ -148,8 +155,7 @@ class _Run:
     def _go(self, queue: deque[_Class], limit: int) -> None:
         began_s, left, wanted = self.now_s, len(queue), 0 if queue else self.bursts
         ends_s = dict[_Class, float]()
-        for _ in range(min(limit, left)):
-            self._start(queue.popleft())
+        free = self._fill(queue, limit + _HAIR)
         while left or wanted > 0:
             if (ended := self._step()) is None:
                 continue
@@ -167,16 +173,22 @@ class _Run:
             else:
                 left -= 1
                 ends_s[each] = self.now_s - began_s
-                if queue:
-                    self._start(queue.popleft())
+                free = self._fill(queue, free + each.weight)
 
         for each, end_s in ends_s.items():
             each.ends_s += end_s
 
+    def _fill(self, queue: deque[_Class], free: float) -> float:
+        """Start the turns that have room; return the slots that stay free."""
+        while queue and queue[0].weight <= free:
+            free -= queue[0].weight
+            self._start(queue.popleft())
+        return free
+
     def _step(self) -> tuple[_Class, list[float] | None] | None:
         """Go to the next event; where a part ended there, return its class and the pauses that its turn has left."""
         moving = [each for each in self.classes if each.active]
-        streams = sum(len(each.active) for each in moving)
+        streams = math.ceil(sum(each.weight * len(each.active) for each in moving) - _HAIR)
         at_s, who = (self.thinking[0][0] if self.thinking else math.inf), None
         for each in moving:
             ends_s = self.now_s + max(0.0, each.active[0][0] - each.clock) * each.one_burst_s[streams - 1]
@@ -187,7 +199,7 @@ class _Run:
         for each in moving:
             moved = passed_s / each.one_burst_s[streams - 1]
             each.clock += moved
-            each.work[streams - 1] += len(each.active) * moved
+            each.work[streams - 1] += each.weight * len(each.active) * moved
         self.now_s = at_s
         if who is None:
             _, number, each, size, pauses_s = heappop(self.thinking)

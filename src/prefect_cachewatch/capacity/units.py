@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -61,8 +62,8 @@ def parse_line_rate(text: str) -> float:
     name = text.strip().upper()
     if name in LINE_RATES:
         return LINE_RATES[name]
-    if name.endswith("G"):
-        raise ValueError(f"{text[:40]!r} may mean bits or bytes: write it like {name}bit/s or {name}B/s")
+    if bare := re.fullmatch(r"([0-9.]+ ?[KMGT])(/S|PS)?", name):
+        raise ValueError(f"{text[:40]!r} may mean bits or bytes: write it like {bare[1]}bit/s or {bare[1]}B/s")
     return parse_rate(text)
 
 

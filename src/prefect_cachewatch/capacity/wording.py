@@ -65,7 +65,7 @@ def headline(plan: LimitPlan, answer: Answer) -> str:
         answer: one of its answers.
     """
     row, rule = answer.row, f" ({_RULES[answer.reason][0]})" if answer.reason in _RULES else ""
-    if not answer.feasible:
+    if not answer.n:
         return f"Not even 1 at once on {for_terminal(answer.name, 20)}: more streams than were measured."
     if row.batch_s is None:
         results = [f"{say_bytes(row.bytes_per_s, plan.binary)}/s together"]
@@ -105,7 +105,7 @@ def _basis(plan: LimitPlan, answer: Answer) -> Iterator[str]:
         yield f"The figures allow a batch of {say_time(answer.batch_range_s[0])} to {say_time(answer.batch_range_s[1])}."
     for mine, first in zip(answer.row.classes[1:], answer.rows[0].classes[1:], strict=True):
         yield (
-            f"{mine.name} at {answer.n}: a burst takes {say_time(mine.burst_s)} ({say_time(first.burst_s)} at 1), "
+            f"{mine.name} at {answer.row.n}: a burst takes {say_time(mine.burst_s)} ({say_time(first.burst_s)} at 1), "
             f"1 in 100 over {say_time(mine.burst_p99_s)}; {say_bytes(mine.bytes_per_s, binary)}/s together."
         )
 
@@ -134,7 +134,13 @@ def _zones(plan: LimitPlan, answer: Answer) -> list[str]:
         bursts.insert(0, f"{bursts[0]} of {for_terminal(answer.classes[0], 30)}")
     zones: list[tuple[str, list[str]]] = []  # numbers, and words from long to short
     if (calm := min(tick or last + 1, full or last + 1) - 1) >= 1:
-        zones.append((_span(1, calm), [f"no waiting: {burst} takes {alone}, as alone" for burst in bursts]))
+        waits = answer.rows[0].classes[0].burst_s > 1.03 * answer.by_hand.burst_s  # for what always runs
+        zones.append(
+            (
+                _span(1, calm),
+                [f"no waiting: {burst} takes {alone}, as {'at 1' if waits else 'alone'}" for burst in bursts],
+            )
+        )
     if tick is not None and (full is None or tick < full):
         end = last if full is None else full - 1
         row = answer.at(end)
@@ -143,8 +149,9 @@ def _zones(plan: LimitPlan, answer: Answer) -> list[str]:
     if full is not None:
         row = answer.at(full)
         held = f"({say_bytes(row.bytes_per_s, plan.binary)}/s, {row.held_by})"
-        held = f"full {held}: more jobs only wait longer" if row.full else f"no faster up to {last} {held}"
-        zones.append((f"{full}+", [held]))
+        word = "full" if row.full else f"no faster up to {last}"
+        more = ": more jobs only wait longer" if row.full else ""
+        zones.append((f"{full}+", [f"{word} {held}{more}", f"{word} {held}", word]))
     width, lines = max(len(span) for span, _ in zones), []
     for i, (span, words) in enumerate(zones):
         mark = ""
@@ -164,8 +171,8 @@ def _faster(answer: Answer) -> Iterator[str]:
 
     if answer.alternatives:
         yield _first_that_fits(
-            (f"Faster: {listed(better[:most])}." if better else "Nothing is faster.")
-            + (f" Not: {listed(others[:more])}." if others[:more] else "")
+            (f"Faster: {listed(better[:most])}." if better else "")
+            + (f"{' Not' if better else 'No faster'}: {listed(others[:more])}." if others[:more] else "")
             for most in (3, 2, 1)
             for more in (3, 2, 1)
         )
@@ -216,7 +223,7 @@ def _table(plan: LimitPlan, answer: Answer) -> list[tuple[str, ...]]:
 def _instead(plan: LimitPlan, answer: Answer) -> Iterator[tuple[str, ...]]:
     for each in answer.alternatives:
         result = f"{say_bytes(each.bytes_per_s, plan.binary)}/s" if each.batch_s is None else say_time(each.batch_s)
-        yield each.change, str(each.n), result, each.held_by
+        yield each.change, str(each.n or "-"), result if each.n else "does not fit", each.held_by
 
 
 def _span(first: int, last: int) -> str:

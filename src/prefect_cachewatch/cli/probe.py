@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import sys
@@ -17,17 +16,15 @@ import click
 
 from prefect_cachewatch.capacity.inputs import StorageProfile
 from prefect_cachewatch.capacity.probe.fio import profile_from_fio
-from prefect_cachewatch.capacity.probe.measure import ProbeReport, ProbeSettings, run_probe
-from prefect_cachewatch.capacity.probe.rates import KINDS, profile_yaml, write_profile
-from prefect_cachewatch.capacity.units import say_bytes, say_number, say_time
+from prefect_cachewatch.capacity.probe.measure import ProbeSettings, run_probe
+from prefect_cachewatch.capacity.probe.rates import HEAD, KINDS, write_profile
+from prefect_cachewatch.capacity.units import say_bytes
 from prefect_cachewatch.cli.options.fields import Fields
-from prefect_cachewatch.cli.options.sections import json_option
-from prefect_cachewatch.common.files import begins_otherwise, is_special
+from prefect_cachewatch.common.files import begins_otherwise
 from prefect_cachewatch.common.text import file_stem, for_terminal
 from prefect_cachewatch.errors import InputError
 
 _SETTINGS = Fields(ProbeSettings, "max_concurrency N, size_bytes, time_s")
-_CURVES = ("write", "read", "random_read")
 
 
 @click.command("probe", params=_SETTINGS.options(), short_help="Measure a storage for the planner.")
@@ -38,12 +35,9 @@ _CURVES = ("write", "read", "random_read")
 @click.option("--name", help="Name of the storage in plans and limits; default: the directory's.")
 @click.option("--fio", "reports", multiple=True, type=click.Path(path_type=Path), metavar="FILE.json",
               help="Read what your own runs of fio measured, instead of measuring; one file or several.")  # fmt: skip
-@json_option("Print the profile as JSON instead of a table.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress.")
 def command(
-    directory: Path | None, output: Path | None, name: str | None, reports: tuple[Path, ...], as_json: bool, quiet: bool,
-    **options: Any,
-) -> int:  # fmt: skip
+    directory: Path | None, output: Path | None, name: str | None, reports: tuple[Path, ...], **options: Any
+) -> int:
     """Measure the storage under DIR and write its profile for `cachewatch plan`.
 
     It writes test files there, in a directory of its own that is removed when it ends, and slows other users of the
@@ -57,46 +51,32 @@ def command(
     output = output or Path(f"storage-{file_stem(shown, most=200, other='profile')}.yaml")
     if output.is_dir() or not output.parent.is_dir():
         raise InputError(f"{for_terminal(str(output))} is a directory or in none: name a file with --output")
-    if begins_otherwise(output, b"# Storage profile"):
+    if begins_otherwise(output, HEAD.encode()):
         raise InputError(
             f"{for_terminal(str(output))} is there and no profile of a probe: name another file with --output"
         )
-    status = 0
     if directory is None:
-        report = ProbeReport(profile_from_fio(reports, shown))
+        profile = profile_from_fio(reports, shown)
     else:
-
-        def say(text: str) -> None:
-            if not quiet:
-                print(textwrap.fill(text, 80), file=sys.stderr, flush=True)
-
         with _stopping() as (stop, caught):
-            report = run_probe(directory, shown, _SETTINGS.build(options), stop, say)
-        status = 128 + caught[0] if caught else 0
-    profile = report.profile
-    if profile is None:
-        raise click.exceptions.Exit(status)
-    if (status or report.refused) and not is_special(output):
-        output = output.with_name(f"{output.stem}.partial{output.suffix or '.yaml'}")  # an older whole one stays
-    try:
-        write_profile(output, profile)
-    except InputError:
-        print(profile_yaml(profile))  # minutes of measuring: better on the screen than lost
-        raise
-    if as_json:
-        print(json.dumps({"profile": profile.model_dump(mode="json"), "written": str(output)}, indent=2))
-    else:
-        print("\n".join(_lines(profile)))
-        print(f"\nProfile of {for_terminal(shown)} written to {for_terminal(str(output))}")
-    if report.refused:
-        raise InputError(f"{report.refused}; what was measured before is in {for_terminal(str(output))}")
-    return status
+            measured = run_probe(directory, shown, _SETTINGS.build(options), stop, _say)
+        if measured is None:
+            return 128 + caught[0]
+        profile = measured
+    write_profile(output, profile)
+    print("\n".join(_lines(profile)))
+    print(f"\nProfile of {for_terminal(shown)} written to {for_terminal(str(output))}")
+    return 0
+
+
+def _say(text: str) -> None:
+    print(textwrap.fill(text, 80), file=sys.stderr, flush=True)
 
 
 def _lines(profile: StorageProfile) -> Iterator[str]:
     yield f"{for_terminal(profile.name)}: {profile.source}"
-    yield f"{'streams':>9}" + "".join(f"{KINDS[name]:>22}" for name in _CURVES)
-    curves = [{p.n: p for p in curve.points} if (curve := getattr(profile, name)) else {} for name in _CURVES]
+    yield f"{'streams':>9}" + "".join(f"{KINDS[name]:>22}" for name in KINDS)
+    curves = [{p.n: p for p in curve.points} if (curve := getattr(profile, name)) else {} for name in KINDS]
     for n in sorted(set().union(*curves)):
         cells: Sequence[str] = [
             f"{say_bytes(points[n].bytes_per_s)}/s" + (f" +-{spread / 2:.0%}" if (spread := points[n].spread) else "")
@@ -105,8 +85,6 @@ def _lines(profile: StorageProfile) -> Iterator[str]:
             for points in curves
         ]
         yield f"{n:>9}" + "".join(f"{cell:>22}" for cell in cells)
-    if profile.small_file_s is not None:
-        yield f"one small file {say_time(profile.small_file_s)}, all together {say_number(profile.files_per_s or 0)} files/s"
     for note in profile.notes:
         yield textwrap.fill(for_terminal(note, 1000), 80, initial_indent="- ", subsequent_indent="  ")
 

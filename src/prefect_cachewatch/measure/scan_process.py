@@ -13,7 +13,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prefect_cachewatch.common.files import PUBLIC, write_all, write_file
 from prefect_cachewatch.common.mounts import read_mounts
@@ -24,8 +24,8 @@ from prefect_cachewatch.measure.growth_mark import GrowthMark
 from prefect_cachewatch.measure.ledger import Ledger, known_by_path
 from prefect_cachewatch.measure.links import Links
 from prefect_cachewatch.measure.overlap import find_overlap
-from prefect_cachewatch.measure.space import find_full, look_at_storage
-from prefect_cachewatch.measure.walk import IgnoreTest, Part, StatLike, Walk, sort_entries
+from prefect_cachewatch.measure.space import look_at_storage
+from prefect_cachewatch.measure.walk import Walk
 
 TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
@@ -105,14 +105,10 @@ class ScanServer:
             with contextlib.suppress(OSError):
                 self.mark = GrowthMark(mark, roots[0])
         self._take_up(roots, ignore)
-        return self.scan(space=True)
+        return self.scan()
 
-    def scan(self, space: bool = False) -> dict[str, Any]:
-        """Scan everything.
-
-        Args:
-            space: whether to look at the storage too.
-        """
+    def scan(self) -> dict[str, Any]:
+        """Scan everything, and look at the storage."""
         began = time.perf_counter()
         if self.mark is not None:
             self.mark.begin_scan()
@@ -128,9 +124,7 @@ class ScanServer:
             # An incomplete scan does not count: files that could not be seen were not necessarily deleted.
             answer |= self._growth(began)
         answer["scan_s"] = time.perf_counter() - began
-        answer["no_room"] = find_full(self.roots)
-        if space:
-            answer["space"] = look_at_storage(self.roots)
+        answer["space"] = look_at_storage(self.roots)
         return answer
 
     def _growth(self, began: float) -> dict[str, Any]:
@@ -156,6 +150,14 @@ class ScanServer:
             "touched_age_s": touched_s,
             "overwriting_age_s": overwriting_s,
         }
+
+    def listing(self, limit: int) -> dict[str, Any]:
+        """See `Ledger.listing`."""
+        return self.ledger.listing(limit)
+
+    def rewriting(self, leave_out: Sequence[str] = ()) -> dict[str, Any]:
+        """See `Ledger.rewriting`."""
+        return self.ledger.rewriting(leave_out)._asdict()
 
     def remember(self) -> dict[str, Any]:
         """Record existing files as not the attempt's, before its generator starts."""
@@ -274,41 +276,17 @@ def identify(paths: list[str]) -> dict[str, Any]:
     return {"files": files}
 
 
-class _Sum:
-    """Adds up files, each hard-linked one once."""
-
-    def __init__(self, ignore: Iterable[str]) -> None:
-        self.bytes = self.blocks = self.files = 0
-        self._ignored = IgnoreTest(ignore)
-        self._linked: set[tuple[int, int]] = set()
-
-    def take(self, directory: str, parts: Iterable[Part]) -> Iterator[tuple[str, StatLike]]:
-        for part in parts:
-            kinds = sort_entries(part, self._ignored)
-            for status in kinds.stats:
-                if status.st_nlink > 1:
-                    identity = status.st_dev, status.st_ino
-                    if identity in self._linked:
-                        continue
-                    self._linked.add(identity)
-                self.bytes += status.st_size
-                self.blocks += status.st_blocks
-                self.files += 1
-            yield from ((part.names[at], part.stats[at]) for at in kinds.below)
-
-
 def measure(roots: list[str], ignore: list[str]) -> dict[str, Any]:
-    """Count bytes, allocated bytes, files and directories in one scan, each hard-linked file once; stores nothing."""
-    began, total = time.perf_counter(), _Sum(ignore)
-    walk = Walk([os.path.realpath(root) for root in roots], total)
+    """Count bytes, files and directories in one scan, each hard-linked file once; stores nothing."""
+    ledger = Ledger(ignore=ignore)
+    ledger.begin()
+    walk = Walk([os.path.realpath(root) for root in roots], ledger)
+    found = ledger.end()
     return {
-        "bytes": total.bytes,
-        "allocated_bytes": total.blocks * 512,
-        "files": total.files,
+        "bytes": found.bytes_present,
+        "files": found.files_present,
         "directories": walk.directories,
-        "errors": walk.errors,
         "roots": [root._asdict() for root in walk.roots],
-        "scan_s": time.perf_counter() - began,
     }
 
 
@@ -336,36 +314,23 @@ def main(fd: int) -> None:
     gc.disable()  # no cycles are made here, and traversing the ledger's tuples costs a third of a scan
     os.chdir("/")
     server = ScanServer()
+    operations: dict[str, Callable[..., dict[str, Any]]] = {
+        "begin": server.begin,
+        "scan": server.scan,
+        "listing": server.listing,
+        "rewriting": server.rewriting,
+        "remember": server.remember,
+        "sight": server.sight,
+        "clean": server.clean,
+        "check": check_directory,
+        "overlap": find_overlap,
+        "identify": identify,
+        "mark": write_marker,
+    }
     for line in _requests(fd):
         request = json.loads(line)
-        operation = request.pop("op")
         try:
-            if operation == "begin":
-                answer = server.begin(**request)
-            elif operation == "scan":
-                answer = server.scan(**request)
-            elif operation == "listing":
-                answer = server.ledger.listing(**request)
-            elif operation == "rewriting":
-                answer = server.ledger.rewriting(**request)._asdict()
-            elif operation == "check":
-                answer = check_directory(**request)
-            elif operation == "identify":
-                answer = identify(**request)
-            elif operation == "measure":
-                answer = measure(**request)
-            elif operation == "mark":
-                answer = write_marker(**request)
-            elif operation == "overlap":
-                answer = find_overlap(**request)
-            elif operation == "remember":
-                answer = server.remember()
-            elif operation == "sight":
-                answer = server.sight()
-            elif operation == "clean":
-                answer = server.clean()
-            else:
-                answer = {"failure": f"unknown operation {operation!r}"}
+            answer = operations[request.pop("op")](**request)
         except OSError as error:
             answer = {"failure": error.strerror or str(error), "errno": error.errno}
         except Exception as error:  # noqa: BLE001 - the other side turns it into a ScanError with this text

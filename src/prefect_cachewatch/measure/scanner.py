@@ -67,7 +67,6 @@ class DirectoryScanner:
                 "cachewatch-scanner",
             )
         self._tended = Tended(self._process.pid)
-        ours.setblocking(False)
         self._socket, self._buffer, self.pending = ours, b"", False
 
     def send(self, operation: str, **arguments: Any) -> None:
@@ -78,12 +77,9 @@ class DirectoryScanner:
             raise ScanTimeout("the scan process has not answered the last request yet")
         data = json.dumps({"op": operation, **arguments}).encode() + b"\n"
         try:
-            self._socket.setblocking(True)
             self._socket.sendall(data)
         except OSError as error:
             raise ScanError(f"the scan process ended: {error.strerror}") from error
-        finally:
-            self._socket.setblocking(False)
         self.pending = True
 
     def receive(self, timeout_s: float) -> dict[str, Any]:
@@ -113,8 +109,6 @@ class DirectoryScanner:
                 raise ScanTimeout(f"the cache directory did not answer within {timeout_s:.1f} s")
             try:
                 chunk = self._socket.recv(1 << 18)
-            except BlockingIOError:
-                continue
             except OSError:
                 chunk = b""
             if not chunk:
@@ -163,8 +157,3 @@ class DirectoryScanner:
             # In the kernel's D state SIGKILL takes effect only when the file system answers. By design there is no wait
             # for it.
             process.returncode = -9
-            abandoned.append(process.pid)
-
-
-# Pids of scan processes that were stuck when they were abandoned; for reports.
-abandoned: list[int] = []

@@ -9,7 +9,7 @@ import os
 
 TYPE_CHECKING = False  # type checkers take this name for true
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
 _NO_ROOM_BYTES = 64 << 10
@@ -62,15 +62,9 @@ def look_at_storage(paths: Sequence[str]) -> list[dict[str, Any]]:
     return found
 
 
-def find_full(paths: Sequence[str]) -> list[str]:
-    """List the directories whose file system has no room for this user, or no inode; one that cannot be asked has."""
-    found, is_root = [], os.geteuid() == 0
-    for path in paths:
-        try:
-            space = os.statvfs(path)
-        except OSError:
-            continue
-        free_bytes = (space.f_bfree if is_root else space.f_bavail) * space.f_frsize
-        if space.f_blocks and (free_bytes < _NO_ROOM_BYTES or (space.f_files and not space.f_favail)):
-            found.append(path)
-    return found
+def is_full(space: Mapping[str, Any]) -> bool:
+    """Say whether what `look_at_storage` has seen has no room for this user, or no inode; what cannot be asked has."""
+    if not space.get("total_bytes"):
+        return False
+    free_bytes = space["root_bytes"] if space["is_root"] else space["free_bytes"]
+    return bool(free_bytes < _NO_ROOM_BYTES or space["free_inodes"] == 0)

@@ -14,6 +14,7 @@ import resource
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.mounts import read_mounts
 from prefect_cachewatch.common.removal import look_path
@@ -201,54 +202,30 @@ class Walk:
         os.chdir("/")
 
     def _walk_root(self, root: str) -> RootScan:
+        top = root.rstrip("/") + "/"
         try:
-            fd = os.open(root, OPEN_DIRECTORY)
+            with Opened(os.open(root, OPEN_DIRECTORY)) as fd:
+                own = os.fstat(fd)
+                self._walk_below(fd, top, len(top), own, 1)
         except OSError as error:
             return RootScan(root, missing=error.errno in RACES, error=os.strerror(error.errno or 0))
-        try:
-            own = os.fstat(fd)
-            self._walk_below(fd, root.rstrip("/") + "/", own)
-        except OSError as error:
-            return RootScan(root, error=os.strerror(error.errno or 0))
         return RootScan(root, own.st_dev, own.st_ino)
 
-    def _walk_below(self, top_fd: int, top: str, own: StatLike) -> None:
-        # Depth first; the directories on the way down stay open, which pins them against renames and links.
-        way: list[tuple[str, int, list[tuple[str, StatLike]]]] = [(top, top_fd, [])]
-        try:
-            way[0][2].extend(self._list(top_fd, top, len(top), own))
-            while way:
-                here, parent, pending = way[-1]
-                if not pending:
-                    way.pop()
-                    os.close(parent)
-                    continue
-                name, status = pending.pop()
-                path = f"{here}{name}/"
-                if status.st_dev != own.st_dev:
-                    continue
-                try:
-                    if len(way) >= _LEVELS_MAX or (
-                        len(path) > _PATH_BYTES_MAX // 4 and len(os.fsencode(path)) > _PATH_BYTES_MAX
-                    ):
-                        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-                    fd = os.open(name, OPEN_DIRECTORY, dir_fd=parent)
-                except OSError as error:
-                    self._note_error(here + name, error)
-                    continue
-                below: list[tuple[str, StatLike]] = []
-                try:
-                    below = self._list(fd, path, len(top), status)
-                except OSError as error:
-                    self._note_error(here + name, error)
-                finally:
-                    if below:
-                        way.append((path, fd, below))
-                    else:
-                        os.close(fd)
-        finally:
-            for _, fd, _ in way:
-                os.close(fd)
+    def _walk_below(self, fd: int, here: str, root_length: int, own: StatLike, level: int) -> None:
+        # The directories on the way down stay open, which pins them against renames and links.
+        for name, status in self._list(fd, here, root_length, own):
+            path = f"{here}{name}/"
+            if status.st_dev != own.st_dev:
+                continue
+            try:
+                if level >= _LEVELS_MAX or (
+                    len(path) > _PATH_BYTES_MAX // 4 and len(os.fsencode(path)) > _PATH_BYTES_MAX
+                ):
+                    raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+                with Opened(os.open(name, OPEN_DIRECTORY, dir_fd=fd)) as below:
+                    self._walk_below(below, path, root_length, status, level + 1)
+            except OSError as error:
+                self._note_error(here + name, error)
 
     def _list(self, fd: int, here: str, root_length: int, own: StatLike) -> list[tuple[str, StatLike]]:
         # One that appears twice (a nested root, a bind mount) counts once. On some file systems two directories share an
@@ -266,26 +243,18 @@ class Walk:
 
     def _parts(self, fd: int, here: str, relative: str, listed: list[str], device: int) -> Iterator[Part]:
         for start in range(0, len(listed), _PART):
-            names: Sequence[str] = listed[start : start + _PART] if len(listed) > _PART else listed
-            stats: Sequence[StatLike]
-            try:
-                stats = list(map(os.lstat, names)) if self.calls.settled else self.calls.all(names)
-            except OSError:  # one of them vanished or cannot be read: stat them one by one
-                names, stats = self._readable(here, names)
+            names = listed[start : start + _PART]
+            found = self.calls.each(names)
+            stats = [status for status in found if not isinstance(status, OSError)]
+            if len(stats) < len(names):
+                for name, status in zip(names, found, strict=True):
+                    if isinstance(status, OSError):
+                        self._note_error(here + name, status)
+                names = [name for name, status in zip(names, found, strict=True) if not isinstance(status, OSError)]
             # A mount may have come between its stat and its opening. All entries are on its device, except mounts.
             if (not stats or stats[0].st_dev != device) and os.fstat(fd).st_dev != device:
                 return
             yield Part(here, relative, names, stats)
-
-    def _readable(self, here: str, listed: Sequence[str]) -> tuple[list[str], list[os.stat_result]]:
-        names, stats = list[str](), list[os.stat_result]()
-        for name, status in zip(listed, self.calls.each(listed), strict=True):
-            if isinstance(status, OSError):
-                self._note_error(here + name, status)
-            else:
-                names.append(name)
-                stats.append(status)
-        return names, stats
 
     def _note_error(self, path: str, error: OSError) -> None:
         if error.errno not in RACES and len(self.errors) < _MAX_ERRORS:
@@ -346,16 +315,13 @@ class StatCalls:
         """Whether calls wait so long that threads make them."""
         return self._pool is not None
 
-    def all(self, names: Sequence[str]) -> list[os.stat_result]:
-        """Stat some names without following links; raises OSError if one of them cannot be read."""
-        found = self.each(names)
-        for status in found:
-            if isinstance(status, OSError):
-                raise status
-        return found  # type: ignore[return-value]
-
     def each(self, names: Sequence[str]) -> list[os.stat_result | OSError]:
         """Stat some names without following links; an entry that cannot be read yields its error."""
+        if self.settled:
+            try:
+                return list(map(os.lstat, names))
+            except OSError:
+                return _stat_each(names)
         left = max(0, _SAMPLE - self._calls)
         found = self._sample(names[:left]) if left else []
         rest = names[left:] if left else names

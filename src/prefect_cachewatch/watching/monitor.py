@@ -16,6 +16,7 @@ from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import ScanError, ScanTimeout
 from prefect_cachewatch.measure.growth import Growth
 from prefect_cachewatch.measure.scanner import MIN_DEADLINE_S
+from prefect_cachewatch.measure.space import is_full
 from prefect_cachewatch.watching.outcomes import describe_link, describe_shared
 from prefect_cachewatch.watching.refusal import Refusal, find_refusal
 from prefect_cachewatch.watching.sections import LoggedProgress
@@ -324,7 +325,7 @@ class GrowthMonitor:
             # A new ledger begins at zero: the counts so far are carried over.
             self._offset = self.growth
         else:
-            scanner.send("scan", space=self.rule.asks_for_space(self.began_s))
+            scanner.send("scan")
         return self._receive(stop_s, ended)
 
     def _receive(self, stop_s: float, ended: Callable[[], bool]) -> dict[str, Any]:
@@ -416,6 +417,8 @@ class GrowthMonitor:
 
     def _refusal(self, answer: Mapping[str, Any]) -> Refusal | None:
         """Why the storage takes no write; a tree that computes or reads may yet do without one."""
+        if not self.rule.asks_for_space(self.began_s):
+            return None
         found = find_refusal(
             self.site.paths,
             answer.get("space") or (),
@@ -426,8 +429,9 @@ class GrowthMonitor:
         return None if found is None or self._busy() else found
 
     def _note_full(self, answer: Mapping[str, Any], now_s: float) -> None:
-        for path in answer.get("no_room") or ():
-            self.was_full.setdefault(path, now_s - self.rule.started_s)
+        for path, space in zip(self.site.paths, answer.get("space") or (), strict=False):
+            if is_full(space):
+                self.was_full.setdefault(path, now_s - self.rule.started_s)
 
     def _note_links(self, answer: Mapping[str, Any]) -> None:
         for link, target in answer.get("linked") or ():

@@ -192,12 +192,11 @@ def simpy_batch(what: Scenario, limit: int, seed: int) -> float:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One scenario: the planner's batch as a share of the judge's, less 1, and the burst's mean alike."""
+    """One scenario: the planner's batch as a share of the judge's, less 1."""
 
     seed: int
     n: int
     error: float
-    think: str
 
 
 def compare(seed: int, make: Callable[[int], Scenario] = scenario) -> Comparison:
@@ -206,7 +205,7 @@ def compare(seed: int, make: Callable[[int], Scenario] = scenario) -> Comparison
     answer = plan(planned(what)).answers[0]
     judged = statistics.fmean(simpy_batch(what, answer.n, run) for run in range(_RUNS))
     assert answer.row.batch_s is not None
-    return Comparison(seed, answer.n, answer.row.batch_s / judged - 1, what.classes[0].think)
+    return Comparison(seed, answer.n, answer.row.batch_s / judged - 1)
 
 
 def _pause(draw: random.Random, kind: str) -> float:
@@ -239,5 +238,3 @@ if __name__ == "__main__":
         f"{len(found)} plans: median {statistics.median(sizes):.1%}, nine of ten {sizes[int(0.9 * (len(sizes) - 1))]:.1%}, "
         f"all {min(each.error for each in found):+.1%} to {max(each.error for each in found):+.1%}"
     )
-    for each in sorted(found, key=lambda each: -abs(each.error))[:12]:
-        print(each)

@@ -143,9 +143,6 @@ def test_runs_that_say_nothing_of_the_rate_are_insufficient_data(change: dict[st
     assert check.verdict == "insufficient data"
     assert check.reason.startswith("12 runs in the window, 0 of them whole")
     assert check.law.concurrency == pytest.approx(2)
-
-
-def test_no_history_at_all_says_what_to_do() -> None:
     check = check_history([], inputs(), 0, 3600)
     assert (check.verdict, check.law.runs) == ("insufficient data", 0)
     assert check.reason.endswith("widen the window or wait for more")

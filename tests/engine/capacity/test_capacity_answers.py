@@ -1,4 +1,4 @@
-"""Seven plans whose answers are computed by hand in the test's own comment, and what a plan must never say."""
+"""Plans whose answers are computed by hand in the row's own comment, and what a plan must never say."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from prefect_cachewatch.capacity import LimitPlan, PlanInput, plan
-from prefect_cachewatch.capacity.planning import expected_burst_s
 from prefect_cachewatch.capacity.results import Answer
 from prefect_cachewatch.capacity.wording import answer_lines, text_lines
+from prefect_cachewatch.errors import InputError
 
-MINUTE = 60.0
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 CACHES = {"name": "caches", "burst_bytes": "2GB", "think_s": "10s", "bursts_per_job": 40, "jobs": 20}
 LOADS = {
     "name": "loads",
@@ -23,12 +23,14 @@ LOADS = {
     "jobs": 64,
 }
 TRAINING = {"name": "training", "kind": "training", "access": "random", "burst_bytes": "256MB", "think_s": "250ms"}
-NAS = {"name": "nas", "write": {"one_bytes_per_s": "250MB/s", "all_bytes_per_s": "600MB/s"}}
-CHASSIS = {
-    "name": "chassis", "ops_per_s": "1M",
-    "read": {"one_bytes_per_s": "3.75GB/s", "all_bytes_per_s": "15GB/s"},
-    "random_read": {"one_bytes_per_s": "1GB/s", "all_bytes_per_s": "15GB/s"},
-}  # fmt: skip
+EXACT: dict[str, Any] = {"policy": {"derate": 0}}
+ISOLATED: dict[str, Any] = {"policy": {"isolated": True}}
+
+
+def vendor(one: str, most: str, **more: Any) -> dict[str, Any]:
+    """A storage by two numbers, which hold for each kind of access."""
+    curve = {"one_bytes_per_s": one, "all_bytes_per_s": most}
+    return {"name": "nas", "write": curve, "read": curve, "random_read": curve} | more
 
 
 def measured(*rates: float) -> dict[str, Any]:
@@ -36,15 +38,20 @@ def measured(*rates: float) -> dict[str, Any]:
     return {"points": [{"n": 2**i, "bytes_per_s": rate * 1e9} for i, rate in enumerate(rates)]}
 
 
+NAS = vendor("250MB/s", "600MB/s")
+ONE = vendor("1GB/s", "1GB/s")
+CHASSIS = vendor("3.75GB/s", "15GB/s", name="chassis", ops_per_s="1M",
+                 random_read={"one_bytes_per_s": "1GB/s", "all_bytes_per_s": "15GB/s"})  # fmt: skip
 NVME = {
-    "name": "nvme", "basis": "measured", "write": measured(2, 3, 3.2, 3.2, 3.2), "read": measured(3, 5, 6, 6.5, 6.5),
+    "name": "nvme", "basis": "measured", "write": measured(2, 3, 3.2, 3.2, 3.2, 3.2), "read": measured(3, 5, 6, 6.5, 6.5, 6.5),
     "random_read": measured(1, 2, 4, 5, 5),
 }  # fmt: skip
+MIXED = {"name": "nas", "write": {"one_bytes_per_s": "180MB/s", "all_bytes_per_s": "680MB/s"},
+         "random_read": {"one_bytes_per_s": "200MB/s", "all_bytes_per_s": "2GB/s"}}  # fmt: skip
 
 
-def planned(storage: dict[str, Any], *workloads: dict[str, Any], link: Any = None, **policy: Any) -> LimitPlan:
-    given = {"storage": storage, "workloads": list(workloads), "policy": policy}
-    return plan(PlanInput.model_validate(given | ({"link": link} if link else {})))
+def planned(storage: dict[str, Any], *workloads: dict[str, Any], **more: Any) -> LimitPlan:
+    return plan(PlanInput.model_validate({"storage": storage, "workloads": list(workloads), **more}))
 
 
 def batch_s(answer: Answer, n: int) -> float:
@@ -57,94 +64,107 @@ def said(answer: LimitPlan) -> str:
     return "\n".join(line for each in answer.answers for line in answer_lines(answer, each))
 
 
-def row_of(answer: LimitPlan, change: str) -> Any:
-    return next(each for each in answer.answers[0].alternatives if each.change == change)
+def job(think_s: Any, burst: Any, bursts: int = 1, jobs: int | None = None, **more: Any) -> dict[str, Any]:
+    return {"name": "w", "burst_bytes": burst, "think_s": think_s, "bursts_per_job": bursts, "jobs": jobs} | more
 
 
-def test_a_nas_that_fills_up_at_600_megabytes_a_second() -> None:
-    # Bytes: 20 jobs x 40 bursts x 2 GB = 1.6 TB, at 0.85 x 600 MB/s = 510 MB/s: 3137 s = 52.3 min.
-    # Alone a burst takes 2 GB / (0.85 x 250 MB/s) = 9.4 s, and at the ceiling 3.9 s: (10 + 9.4) / 3.9 = 4.9 jobs fill it.
-    # At 5 the storage idles now and then: four rounds of 40 x (10 + 12.9) s = 61 min.
-    (answer,) = planned(NAS, CACHES, link="10G").answers
-    assert batch_s(answer, answer.n) == pytest.approx(52.3 * MINUTE, rel=0.1)
-    assert batch_s(answer, 5) == pytest.approx(61 * MINUTE, rel=0.05)
-    assert answer.n > 5
-    assert answer.by_hand.least_s == pytest.approx(3137, rel=0.001)
-    assert answer.by_hand.filling_n == pytest.approx(4.95, rel=0.01)
-    assert answer.row.held_by == "storage"
+def reads(**more: Any) -> dict[str, Any]:
+    return {"name": "r", "kind": "inference", "burst_bytes": "1GB", "think_s": 0} | more
 
 
-def test_a_chassis_serves_64_loads_and_no_link_makes_it_slower() -> None:
-    # Bytes: 64 x 30 x 4.7 GB = 9.02 TB, at 0.85 x 15 GB/s = 12.75 GB/s: 708 s = 11.8 min, whatever the link.
-    # At 16 over 10G: a host's link gives 1.06 GB/s, so a burst takes 5.9 s at most, and four rounds 4 x 30 x 7.4 s = 14.8 min
-    # if the chassis has nothing else to do: it is not full there.
-    times = {}
-    for link in ("10G", "20Gbit/s", "40G"):
-        (answer,) = planned(CHASSIS, LOADS, link={"bytes_per_s": link, "hosts": 16}).answers
-        times[link] = batch_s(answer, answer.n)
-        assert times[link] == pytest.approx(11.8 * MINUTE, rel=0.1), link
-    assert times["40G"] <= 1.02 * times["20Gbit/s"] <= 1.04 * times["10G"]
+# Storage, classes, link and policy, jobs at once (None: those to run), seconds of the batch.
+BY_HAND: list[tuple[Any, ...]] = [
+    # 20 x 40 x 2 GB = 1.6 TB at 0.85 x 600 MB/s = 510 MB/s: 52.3 min of bytes.
+    (NAS, [CACHES], {"link": "10G"}, None, 52.3 * MINUTE),
+    # At 5, (10 + 9.4) / 3.9 = 4.9 fill it, so it idles now and then: four rounds of 40 x (10 + 12.9) s = 61 min.
+    (NAS, [CACHES], {"link": "10G"}, 5, 61 * MINUTE),
+    # 64 x 30 x 4.7 GB = 9.02 TB at 0.85 x 15 GB/s: 708 s, whatever the link.
+    *((CHASSIS, [LOADS], {"link": {"bytes_per_s": link, "hosts": 16}}, None, 11.8 * MINUTE) for link in ("10G", "20Gbit/s", "40G")),
+    # 1.6 TB at 2.72 GB/s: 588 s; (10 + 1.2) / 0.74 = 15.2 jobs fill it, so 20 keep it busy for 96 % of the time, and a first pause
+    # of 10 s and a last one of 5 s: 628 s. Ten at once have two rounds of 40 x (10 + 1.9) s.
+    (NVME, [CACHES], {}, 20, 10.5 * MINUTE),
+    (NVME, [CACHES], {}, 10, 15.9 * MINUTE),
+    # Trainers read 4 x 256 MB every 0.8 + 0.2 s = 1.02 of 5.5 GB/s: 19 % of its time. 1.6 TB / (0.81 x 2.72 GB/s) = 727 s.
+    (NVME, [CACHES, TRAINING | {"access": "sequential", "think_s": "800ms", "running": 4}], {}, None, 12.1 * MINUTE),
+    # Ten bursts after 30 s each: 10 x (30 + 1.2) s = 312 s. Pauses vary by half, so jobs differ by 30 s x 0.29 x sqrt(10) = 27 s,
+    # and the slowest of 20 is 1.9 x 27 s later.
+    (NVME, [CACHES | {"think_s": "30s", "bursts_per_job": 10}], {}, 20, 363),
+    # A burst of t alone takes 5.9 ms, so 16 of them are 16 x 5.9 / 15.9 = 5.9 streams, 7 beside 3 of c: of 10 streams each of c has
+    # 578 MB/s / 10, and a burst takes 35 s. 40 / 3 rounds of 80 x (10 + 35) s.
+    (MIXED, [CACHES | {"name": "c", "bursts_per_job": 80, "jobs": 40}, TRAINING | {"burst_bytes": "1MB", "think_s": "10ms", "running": 16}],
+     {"link": "10G"}, 3, 13.3 * HOUR),
+    # 10 Gbit/s x 0.85 = 1.06 GB/s of the chassis's own port for 9.02 TB.
+    (CHASSIS | {"port_bytes_per_s": "10G"}, [LOADS], {"link": {"bytes_per_s": "40G", "hosts": 16}}, None, 142 * MINUTE),
+    # Nobody waits: 100 x (60 + 2.5) s, and the slowest of 48 is 2.2 x 60 s x 0.29 x 10 later.
+    (vendor("200MiB/s", "1GiB/s"), [job("1m", "500MiB", 100, 48)], EXACT, 48, 6630),
+    # 3.6 TB of one job and 100 GB of tiny bursts, at 1 GB/s.
+    (ONE, [job(0, "3.6TB", 1, 1), job(1, "1MB", 100, 1000, name="tiny")], EXACT, None, 3700),
+    # Of 19 streams 10 are of the batch: 1 TB at 10/19 of 1 GB/s.
+    (ONE, [job(0, "10GB", 10, 10), reads(running=9)], EXACT, 10, 1900),
+    # 64 x 1000 x 256 MB at 1M x 4 KiB = 4.1 GB/s; operations are no larger than bursts: 400,000 of 10 kB at 1,000/s.
+    (CHASSIS, [TRAINING | {"op_bytes": "4KiB", "bursts_per_job": 1000, "jobs": 64}], EXACT, None, 4000),
+    (vendor("2GB/s", "15GB/s", ops_per_s=1000), [job("10ms", "10kB", 10_000, 40, op_bytes="1MB")], EXACT, None, 400),
+    # 100 x (1 GB / 2 GB/s + 10,000 files / 2,000/s).
+    (vendor("500MB/s", "2GB/s", files_per_s=2000, small_file_s="2ms"), [job(5, "1GB", 10, 10, files_per_burst=10_000)], EXACT, 10, 550),
+    # A compression that makes 20 MB/s: 10 x (5 + 500) s.
+    (vendor("500MB/s", "2GB/s"), [job(5, "10GB", 10, 10, compression={"ratio": 4, "bytes_per_s": "20MB/s"})], EXACT, 10, 5050),
+    # A disk that falls from 200 to 150 MB/s at 2: bursts of 50 and 133 s, pauses of 50. Of the chain's states 1 : 2 : 2.67 the
+    # last two move 200 and 150 MB/s: 141 MB/s for 2 TB.
+    ({"name": "hdd", "write": measured(0.2, 0.15, 0.08, 0.04)}, [job(50, "10GB", 10, 20)], EXACT, 2, 14_200),
+    # 2 TB written at 1 GB/s and 4 TB read at 2.
+    ({"name": "nas", "write": vendor("500MB/s", "1GB/s")["write"], "read": vendor("1GB/s", "2GB/s")["write"]},
+     [job(5, "10GB", 20, 10), job(5, "20GB", 20, 10, name="l", kind="inference")], EXACT, None, 4000),
+    # Two jobs a host, pause as long as a burst on a link of 125 MB/s: of the states 1 : 2 : 2 of a host a burst takes 96 s, so
+    # 10 x (64 + 96) s, and the slowest of 128 is 2.5 x 64 s x 0.29 x sqrt(10) later.
+    (vendor("3GB/s", "400GB/s"), [job(64, "8GB", 10, 128)], EXACT | {"link": {"bytes_per_s": "1Gbit/s", "hosts": 64}}, 128, 1750),
+    # 100,000 jobs, 10 TB at 1 GB/s; 1M jobs of 40 bursts of 2 GB at 0.85 x 60 GB/s.
+    (vendor("100MB/s", "1GB/s"), [job(9, "100MB", 1, 100_000)], EXACT, None, 10_000),
+    (vendor("250MB/s", "60GB/s"), [CACHES | {"jobs": 1_000_000}], {}, None, 1.57e6),
+    # 300 that always read 1 byte: a burst has 1/301 of 850 MB/s, 47 min. 20 x (30 days + 47 min), and the slowest of ten is
+    # 1.5 x 30 days x 0.29 x sqrt(20) later.
+    (vendor("100MB/s", "1GB/s"), [job("30d", "8GB", 20, 10), reads(burst_bytes=1, running=300)], {}, 10, 660 * DAY),
+    # Of 961 + 999 streams 961 are of the batch: 1.6 PB at 0.49 of 850 MB/s.
+    (vendor("100MB/s", "1GB/s"), [job(30, "8GB", 20, 10_000), reads(running=999)], {}, None, 44.4 * DAY),
+    # 2,000 bursts of 10 MB / 1 GB/s and 10 files / 50/s.
+    (vendor("100MB/s", "1GB/s", files_per_s=50), [job(2, "10MB", 20, 100, files_per_burst=10)], EXACT, None, 420),
+]  # fmt: skip
 
 
-def test_a_faster_link_is_never_slower_at_the_same_number() -> None:
-    for n in (1, 4, 11, 16, 17, 23, 32):
-        times_s = [
-            expected_burst_s(
-                PlanInput.model_validate(
-                    {"storage": CHASSIS, "link": {"bytes_per_s": rate, "hosts": 16}, "workloads": [LOADS]}
-                ),
-                n,
-            )
-            for rate in ("10G", "20Gbit/s", "40G", "100G")
-        ]
-        assert times_s == sorted(times_s, reverse=True), n
-
-
-def test_a_local_disk_takes_all_twenty() -> None:
-    # Bytes: 1.6 TB at 0.85 x 3.2 GB/s = 2.72 GB/s: 588 s = 9.8 min. (10 + 1.2) / 0.74 = 15.2 jobs fill it, so 20 keep it busy for
-    # 96 % of the time; with a pause of 10 s before the first burst and a last one of 5 s: 588 / 0.96 + 15 s = 628 s = 10.5 min.
-    # Ten at once have two rounds of 40 x (10 + 1.9) s = 15.9 min.
-    (answer,) = planned(NVME, CACHES).answers
-    assert (answer.n, answer.reason) == (20, "jobs")
-    assert batch_s(answer, 20) == pytest.approx(10.5 * MINUTE, rel=0.1)
-    assert batch_s(answer, 10) == pytest.approx(15.9 * MINUTE, rel=0.1)
-
-
-def test_four_trainers_beside_the_caches_take_a_fifth_of_the_disk() -> None:
-    # The trainers read 4 x 256 MB every 0.8 + 0.2 s = 1.02 GB/s, of the 5.5 GB/s that the disk reads: 19 % of its time.
-    # The caches have the other 81 % of 2.72 GB/s: 1.6 TB / 2.2 GB/s = 727 s = 12.1 min.
-    trainers = TRAINING | {"access": "sequential", "think_s": "800ms", "running": 4}
-    answer = planned(NVME | {name: measured(2, 3, 3.2, 3.2, 3.2, 3.2) if name == "write" else measured(3, 5, 6, 6.5, 6.5, 6.5)
-                             for name in ("write", "read")}, CACHES, trainers).answers[0]  # fmt: skip
-    assert batch_s(answer, answer.n) == pytest.approx(12.1 * MINUTE, rel=0.1)
+@pytest.mark.parametrize(("storage", "classes", "more", "n", "seconds"), BY_HAND)
+def test_a_batch_takes_as_long_as_by_hand(
+    storage: dict[str, Any], classes: list[dict[str, Any]], more: dict[str, Any], n: int | None, seconds: float
+) -> None:
+    answer = planned(storage, *classes, **more).answers[0]
+    assert batch_s(answer, n or answer.n) == pytest.approx(seconds, rel=0.1)
+    assert answer.row.batch_s >= answer.by_hand.least_s * (1 - 1e-6)
 
 
 def test_loads_and_training_beside_each_other_on_a_chassis() -> None:
     # A load: 1.5 s + 4.7 GB / (0.85 x 3.75 GB/s) = 3.0 s a cycle, 4 of them 6.3 GB/s. A trainer: 0.25 s + 256 MB / 0.85 GB/s
     # = 0.55 s, 4 of them 1.9 GB/s. Together 8.2 GB/s of the 12.75, if nobody ever waits: a little less is right.
-    loads = LOADS | {"jobs": None, "running": None}
-    (answer,) = planned(CHASSIS, loads, TRAINING | {"running": 4}, link={"bytes_per_s": "40G", "hosts": 8}).answers
+    loads, link = LOADS | {"jobs": None}, {"bytes_per_s": "40G", "hosts": 8}
+    (answer,) = planned(CHASSIS, loads, TRAINING | {"running": 4}, link=link).answers
     assert 0.9 * 8.2e9 <= answer.at(4).bytes_per_s <= 8.3e9
 
 
-def test_jobs_are_not_streams_and_sixteen_measured_ones_do_not_cap_twenty_jobs_that_mostly_think() -> None:
-    # 10 bursts of 2 GB after 30 s each: a burst takes 0.74 s at the ceiling, so 20 jobs have half a stream too few to fill the
-    # disk, and never 16 at once. A job alone takes 10 x (30 + 1.2) s = 312 s. Its pauses vary by half, so jobs differ by
-    # 30 s x 0.29 x sqrt(10) = 27 s, and the slowest of 20 is 1.9 x 27 s later: 363 s.
-    caches = CACHES | {"think_s": "30s", "bursts_per_job": 10}
-    (answer,) = planned(NVME | {"free_bytes": "2TB"}, caches).answers
+def test_a_burst_beside_others_and_its_slowest_take_as_long_as_by_hand() -> None:
+    # The third row of a mix above: 35 s, with hardly any spread since each burst sees thousands of small ones.
+    rows = planned(MIXED, CACHES | {"name": "c", "bursts_per_job": 80, "jobs": 40},
+                   TRAINING | {"burst_bytes": "1MB", "think_s": "10ms", "running": 16}, link="10G").answers[0].rows  # fmt: skip
+    assert next(row for row in rows if row.n == 3).classes[0].burst_s == pytest.approx(35, rel=0.05)
+    assert all(row.classes[0].burst_p99_s <= 1.2 * row.classes[0].burst_s for row in rows)
+    first = planned(NAS, CACHES).answers[0].rows[0]
+    assert (first.n, first.classes[0].burst_p99_s) == (1, pytest.approx(first.classes[0].burst_s))
+
+
+def test_jobs_are_not_streams_and_what_caps_the_number_is_said() -> None:
+    # Twenty jobs that mostly think are never 16 streams; with 0.5 s of thinking nearly every job is one.
+    (answer,) = planned(NVME | {"write": measured(2, 3, 3.2, 3.2, 3.2)}, CACHES | {"think_s": "30s"}).answers
     assert (answer.n, answer.reason) == (20, "jobs")
     assert answer.row.streams_p99 <= 16
-    assert batch_s(answer, 20) == pytest.approx(363, rel=0.1)
-
-
-def test_where_the_measured_streams_do_cap_the_number_the_first_sentence_says_so() -> None:
-    # With 0.5 s of thinking nearly every job is a stream, so at most 16 to 18 jobs are known of.
-    answer = planned(NVME | {"write": measured(0.5, 1, 2, 4, 8)}, CACHES | {"think_s": "500ms", "jobs": 60})
-    assert answer.answers[0].reason == "measured"
-    assert said(answer).startswith(f"Run {answer.answers[0].n} at once on nvme (the most measured): 60 caches in ")
-    assert "Not more, since beyond the 16 streams that were measured nothing is known" in " ".join(text_lines(answer))
-    assert 14 <= answer.answers[0].n <= 18
+    capped = planned(NVME | {"write": measured(0.5, 1, 2, 4, 8)}, CACHES | {"think_s": "500ms", "jobs": 60})
+    assert 14 <= capped.answers[0].n <= 18
+    assert "Not more, since beyond the 16 streams that were measured nothing is known" in " ".join(text_lines(capped))
 
 
 def test_the_number_is_as_good_as_the_best_row_of_its_own_table() -> None:
@@ -155,44 +175,66 @@ def test_the_number_is_as_good_as_the_best_row_of_its_own_table() -> None:
         assert all(row.batch_s > 1.02 * min(times) for row in answer.rows if row.n < answer.n and row.batch_s)
 
 
-def test_with_one_job_the_slowest_burst_is_no_slower_than_a_burst_alone() -> None:
-    first = planned(NAS, CACHES).answers[0].rows[0]
-    assert first.n == 1
-    assert first.classes[0].burst_p99_s == pytest.approx(first.classes[0].burst_s)
+ZSTD = {"name": "zstd", "ratio": 2, "bytes_per_s": "500MB/s", "used": False}
+FILES = NAS | {"small_file_s": "4ms"}
+HOST = {"link": "10G"}
 
 
-def test_twice_the_storage_does_not_make_one_stream_faster() -> None:
-    one = CACHES | {"jobs": 1}
-    assert row_of(planned(NAS, one), "twice the storage").faster == pytest.approx(1, abs=0.01)
-    assert row_of(planned(NAS, CACHES), "twice the storage").faster == pytest.approx(2, rel=0.05)
+@pytest.mark.parametrize(
+    ("storage", "classes", "more", "change", "faster"),
+    [
+        (NAS, [CACHES], {}, "twice the storage", 2),
+        (NAS, [CACHES | {"jobs": 1}], {}, "twice the storage", 1),
+        # One host with 10G: 1.06 GB/s of a chassis of 12.75; 40G gives 4.25, two hosts twice as much.
+        (CHASSIS, [LOADS | {"jobs": 16}], HOST, "a link of 40G", 4),
+        (CHASSIS, [LOADS | {"jobs": 16}], HOST, "twice the link", 2),
+        (CHASSIS, [LOADS | {"jobs": 16}], HOST, "twice the hosts", 2),
+        (CHASSIS, [LOADS | {"jobs": 16}], HOST, "twice the storage", 1),
+        # 2,000 files of 4 ms / 0.85 are 9.4 s on top of 10 s and of the 9.4 s that the bytes take.
+        (FILES, [CACHES | {"jobs": 1}], {}, "files of 1 MB", 19.4 / 28.8),
+        (FILES, [CACHES | {"jobs": 1, "files_per_burst": 2000}], {}, "one file a burst", 28.8 / 19.4),
+        (NAS, [CACHES | {"compression": ZSTD}], {}, "with zstd", 2),
+        (NAS, [CACHES | {"compression": ZSTD | {"used": True}}], {}, "without zstd", 0.5),
+        # 1.6 TB / 2.72 GB/s = 10.5 min with ramps, and together with 9.02 TB / 5.53 GB/s 37 min.
+        (NVME, [CACHES, LOADS], {}, "caches alone", 37 / 10.5),
+        (NVME, [CACHES, LOADS], ISOLATED, "all on one storage", 10.5 / 37),
+        # 800 GB of two classes do not fit into 500, nor do 2 TB without a compression into one.
+        (NAS | {"free_bytes": "500GB"}, [job(10, "2GB", 10, 20), job(10, "2GB", 10, 20, name="b")], ISOLATED, "all on one storage", 0),
+        (NAS | {"free_bytes": "1TB"}, [CACHES | {"compression": ZSTD | {"used": True}}], {}, "without zstd", 0),
+    ],
+)  # fmt: skip
+def test_a_change_makes_the_batch_as_much_faster_as_by_hand(
+    storage: dict[str, Any], classes: list[dict[str, Any]], more: dict[str, Any], change: str, faster: float
+) -> None:
+    answer = planned(storage, *classes, **more)
+    row = next(each for each in answer.answers[0].alternatives if each.change == change)
+    assert row.faster == pytest.approx(faster, rel=0.1)
+    assert faster > 0 or re.search(f"{change} +- +does not fit +space", "\n".join(text_lines(answer)))
 
 
-def test_isolated_classes_have_a_number_and_a_limit_each() -> None:
-    both = planned(NVME, CACHES, LOADS, isolated=True)
+def test_a_slower_link_is_never_told_to_be_faster() -> None:
+    both = planned(
+        CHASSIS | {"write": NAS["write"]}, CACHES, LOADS | {"jobs": 16}, link={"bytes_per_s": "40G", "hosts": 8}
+    )
+    faster = {each.change: each.faster for each in both.answers[0].alternatives}
+    assert max(faster["a link of 10G"], faster["a link of 25G"]) <= 1.001
+    assert faster["a link of 100G"] >= 0.999
+
+
+def test_isolated_classes_have_a_number_a_limit_and_a_storage_each() -> None:
+    both = planned(NVME | {"free_bytes": "2TB"}, CACHES, LOADS, **ISOLATED)
     assert [(answer.name, answer.classes) for answer in both.answers] == [
         ("nvme-caches", ("caches",)), ("nvme-loads", ("loads",)),
     ]  # fmt: skip
-    alone = planned(NVME, LOADS).answers[0]
-    assert both.answers[1].n == alone.n
-    # Together the two take as long as their bytes: 1.6 TB / 2.72 GB/s + 9.02 TB / 5.53 GB/s = 37 min; alone the caches 10.5.
-    assert row_of(planned(NVME, CACHES, LOADS), "caches alone").batch_s == pytest.approx(10.5 * MINUTE, rel=0.1)
-    assert row_of(both, "all on one storage").faster < 0.7
+    assert both.answers[1].n == planned(NVME, LOADS).answers[0].n
+    assert "links of its own, with 2 TB free on each, 4 TB together." in both.notes[0]
 
 
-def test_small_bursts_beside_a_batch_take_what_they_take_and_no_more() -> None:
-    # c alone: 40 x 80 x 2 GB / (0.85 x 680 MB/s) = 3 h 5. A burst of t alone takes 1 MB / (0.85 x 200 MB/s) = 5.9 ms, so 16 of
-    # them are 16 x 5.9 / 15.9 = 5.9 streams, 7 beside 3 of c: of 10 streams each of c has 578 MB/s / 10, and a burst takes 35 s.
-    # 40 / 3 rounds of 80 x (10 + 35) s = 13.3 h.
-    storage = {"name": "nas", "write": {"one_bytes_per_s": "180MB/s", "all_bytes_per_s": "680MB/s"},
-               "random_read": {"one_bytes_per_s": "200MB/s", "all_bytes_per_s": "2GB/s"}}  # fmt: skip
-    big = CACHES | {"name": "c", "bursts_per_job": 80, "jobs": 40}
-    small = TRAINING | {"name": "t", "burst_bytes": "1MB", "think_s": "10ms", "running": 16}
-    answer = planned(storage, big, small, link="10G")
-    found = answer.answers[0]
-    assert batch_s(found, 3) == pytest.approx(13.3 * 60 * MINUTE, rel=0.05)
-    assert found.at(3).classes[0].burst_s == pytest.approx(35, rel=0.05)
-    assert row_of(answer, "c alone").batch_s == pytest.approx(3.13 * 60 * MINUTE, rel=0.05)
-    assert all(row.classes[0].burst_p99_s <= 1.2 * row.classes[0].burst_s for row in found.rows)
+def test_free_space_is_that_of_all_storages_side_by_side() -> None:
+    # 20 x 40 x 2 GB = 1.6 TB, and 2 x 900 GB are free.
+    assert planned(NAS | {"free_bytes": "900GB", "units": 2}, CACHES).answers
+    with pytest.raises(InputError, match=r"they leave 1\.6 TB and 900 GB are free, so 700 GB are missing"):
+        planned(NAS | {"free_bytes": "900GB"}, CACHES)
 
 
 def test_files_are_a_part_of_what_a_pencil_computes() -> None:
@@ -203,98 +245,6 @@ def test_files_are_a_part_of_what_a_pencil_computes() -> None:
     assert (hand.demand_s, hand.burst_s, hand.least_s) == pytest.approx((6.27, 11.8, 5020), rel=0.01)
     assert said(answer).endswith("By hand: 52.3 min + 31.4 min = 83.7 min at least; (Z + R) / D = 3.47 jobs.")
     assert "D = 6.3 s for one at 510 MB/s and 850 files/s (storage)" in " ".join(" ".join(text_lines(answer)).split())
-    assert hand.least_s <= batch_s(answer.answers[0], answer.answers[0].n) <= 1.1 * hand.least_s
-
-
-def test_a_class_of_its_own_storage_is_told_so_with_the_space_on_each() -> None:
-    answer = planned(NVME | {"free_bytes": "2TB"}, CACHES, LOADS, isolated=True)
-    assert (
-        "isolated: each class is planned on a whole nvme and links of its own, with 2 TB free on each."
-        in answer.notes[0]
-    )
-    assert not any("isolated" in note for note in planned(NVME, CACHES, LOADS).notes)
-
-
-def test_what_was_assumed_of_operations_is_told() -> None:
-    told = "training: op_bytes is not given, so each read or write is taken for 1 MiB."
-    assert told in planned(CHASSIS, TRAINING).notes
-    assert told not in planned(CHASSIS, TRAINING | {"op_bytes": "64KiB"}).notes
-    assert told not in planned(NVME, TRAINING).notes
-
-
-def test_where_no_plan_looks_at_more_jobs_the_first_sentence_says_so() -> None:
-    wide = {"name": "wide", "write": {"one_bytes_per_s": "1GB/s", "all_bytes_per_s": "100TB/s"}}
-    answer = planned(wide, CACHES | {"jobs": None})
-    assert answer.answers[0].reason == "most"
-    assert re.match(r"Run 9[0-9]{2} at once on wide \(no plan looks at more\): ", said(answer))
-    assert "Not more, since a plan looks at 999 jobs at once at most." in " ".join(text_lines(answer))
-    assert planned(NAS, CACHES | {"jobs": None}).answers[0].reason == "best"
-
-
-@pytest.mark.parametrize(
-    ("storage", "jobs", "told"),
-    [
-        # At 8 streams the disk moves 3 GB/s, at 32 only 1.
-        (NVME | {"write": measured(1, 2, 3, 3, 2, 1)}, [{"think_s": 1, "jobs": 200}], "GB/s, storage): more jobs only wait longer"),
-        # 64 jobs come out even with 32, not with 31: the batch of 31 is told as it is, three rounds of 30 x (1.5 + 14) s and more.
-        (NAS | {"write": {"one_bytes_per_s": "1.3GB/s", "all_bytes_per_s": "21.6GB/s"}},
-         [{"think_s": 1.5, "jobs": 64, "burst_bytes": "9.4GB", "bursts_per_job": 30}], "shared: 14 s at 31, all in "),
-        # 400 bursts of one job take as long as all of 20 others together.
-        (NVME, [{"jobs": 1, "bursts_per_job": 400}, {"name": "b", "bursts_per_job": 5}], "no faster up to 12 ("),
-    ],
-)  # fmt: skip
-def test_zones_say_what_is_so_and_promise_nothing(
-    storage: dict[str, Any], jobs: list[dict[str, Any]], told: str
-) -> None:
-    assert told in said(planned(storage, *(CACHES | job for job in jobs)))
-
-
-def test_a_port_of_the_storage_is_one_ceiling_for_all_hosts() -> None:
-    # 10 Gbit/s x 0.85 = 1.06 GB/s for 64 loads of 141 GB: 9.02 TB / 1.06 GB/s = 142 min.
-    (answer,) = planned(CHASSIS | {"port_bytes_per_s": "10G"}, LOADS, link={"bytes_per_s": "40G", "hosts": 16}).answers
-    assert answer.row.held_by == "port"
-    assert batch_s(answer, answer.n) == pytest.approx(142 * MINUTE, rel=0.05)
-
-
-def test_small_operations_hold_a_chassis_below_its_bytes() -> None:
-    # 1M reads a second x 4 KiB x 0.85 = 3.48 GB/s, of the 12.75 GB/s that it moves in large ones.
-    jobs = TRAINING | {"op_bytes": "4KiB", "jobs": None}
-    (answer,) = planned(CHASSIS, jobs).answers
-    assert answer.row.held_by == "operations"
-    assert answer.row.bytes_per_s == pytest.approx(3.48e9, rel=0.03)
-
-
-def test_small_files_against_one_file_is_one_row() -> None:
-    # 2,000 files of 1 MB at 4 ms / 0.85 each are 9.4 s on top of the 9.4 s that a burst's bytes take alone.
-    storage = NAS | {"small_file_s": "4ms"}
-    one = planned(storage, CACHES | {"jobs": 1})
-    assert row_of(one, "files of 1 MB").batch_s / batch_s(one.answers[0], 1) == pytest.approx(
-        (10 + 18.8) / (10 + 9.4), rel=0.02
-    )
-    many = planned(storage, CACHES | {"jobs": 1, "files_per_burst": 2000})
-    assert row_of(many, "one file a burst").batch_s == pytest.approx(batch_s(one.answers[0], 1), rel=0.01)
-
-
-def test_compressed_or_not_is_one_row() -> None:
-    # With ratio 2 the full storage moves the batch in half the time: 26 min of bytes.
-    zstd = {"name": "zstd", "ratio": 2, "bytes_per_s": "500MB/s", "used": False}
-    answer = planned(NAS, CACHES | {"compression": zstd})
-    assert row_of(answer, "with zstd").batch_s == pytest.approx(26.1 * MINUTE, rel=0.15)
-    used = planned(NAS, CACHES | {"compression": zstd | {"used": True}})
-    assert row_of(used, "without zstd").batch_s == pytest.approx(52.3 * MINUTE, rel=0.1)
-    # A compression slower than the link is what binds: 2 GB at 50 MB/s are 40 s a burst.
-    slow = planned(NAS, CACHES | {"compression": zstd | {"used": True, "bytes_per_s": "50MB/s"}}).answers[0]
-    assert slow.rows[0].classes[0].burst_s == pytest.approx(40)
-
-
-def test_a_faster_link_and_more_hosts_are_rows() -> None:
-    # One host with 10G: 1.06 GB/s for a chassis of 12.75: the link binds; 40G gives 4.25 GB/s, two hosts twice as much.
-    answer = planned(CHASSIS, LOADS | {"jobs": 16}, link="10G")
-    assert answer.answers[0].row.held_by == "link"
-    assert row_of(answer, "a link of 40G").faster == pytest.approx(4, rel=0.1)
-    assert row_of(answer, "twice the link").faster == pytest.approx(2, rel=0.1)
-    assert row_of(answer, "twice the hosts").faster == pytest.approx(2, rel=0.1)
-    assert row_of(answer, "twice the storage").faster == pytest.approx(1, rel=0.05)
 
 
 def test_figures_of_a_vendor_run_from_contention_to_the_roofline() -> None:
@@ -307,35 +257,68 @@ def test_figures_of_a_vendor_run_from_contention_to_the_roofline() -> None:
     assert not planned(NAS, CACHES).measured
 
 
+WIDE = vendor("1GB/s", "100TB/s", name="wide")
+
+
+@pytest.mark.parametrize(
+    ("storage", "classes", "told"),
+    [
+        # At 8 streams the disk moves 3 GB/s, at 32 only 1.
+        (NVME | {"write": measured(1, 2, 3, 3, 2, 1)}, [CACHES | {"think_s": 1, "jobs": 200}], "GB/s, storage): more jobs only wait longer"),
+        # 64 jobs come out even with 32, not with 31: the batch of 31 is told as it is, three rounds of 30 x (1.5 + 14) s and more.
+        (NAS | {"write": {"one_bytes_per_s": "1.3GB/s", "all_bytes_per_s": "21.6GB/s"}},
+         [CACHES | {"think_s": 1.5, "jobs": 64, "burst_bytes": "9.4GB", "bursts_per_job": 30}], "shared: 14 s at 31, all in "),
+        # 400 bursts of one job take as long as all of 20 others together.
+        (NVME, [CACHES | {"jobs": 1, "bursts_per_job": 400}, CACHES | {"name": "b", "bursts_per_job": 5}], "no faster up to 12 ("),
+        # Beside nine that always read, a burst of 10 s takes 100 s at 1, and alone 10.
+        (ONE, [job(0, "8.5GB", 10, 10), reads(running=9)], "a burst of 8.5 GB of w takes 100 s, as at 1\n"),
+        # No line is cut where one job fills the storage.
+        (ONE, [job(0.5, "34GB", 10, 20)], "  1+  full (840 MB/s, storage)                          <- latency ticks up at 2\n"),
+        (NAS, [CACHES | {"jobs": 1}], "\nNo faster: twice the storage.\n"),
+        (WIDE, [CACHES | {"jobs": None}], "Run 999 at once on wide (no plan looks at more): "),
+        (WIDE, [CACHES | {"jobs": None}], "\n  1-999  no waiting: "),
+        (WIDE, [CACHES | {"jobs": None}], "Not more, since a plan looks at 999 jobs at once at most."),
+        (CHASSIS, [TRAINING], "training: op_bytes is not given, so each read or write is taken for 1 MiB."),
+        (NAS | {"free_bytes": "9TB"}, [CACHES | {"jobs": None}], "caches has no end of jobs: free_bytes is held against one of them."),
+    ],
+)  # fmt: skip
+def test_zones_and_notes_say_what_is_so_and_promise_nothing(
+    storage: dict[str, Any], classes: list[dict[str, Any]], told: str
+) -> None:
+    assert told in "\n".join(text_lines(planned(storage, *classes)))
+
+
 LONG = "a name that nobody can remember, with seventy characters or even more"
 ODD: list[tuple[Any, ...]] = [
     (NAS, CACHES | {"jobs": None}), (NAS, CACHES | {"think_s": 0}), (NAS, CACHES | {"jobs": 1}),
     (NAS | {"files_per_s": 100}, CACHES | {"files_per_burst": 999}),
     (NVME | {"write": measured(1, 2, 3, 3, 2, 1)}, CACHES | {"jobs": 64}), (NVME, CACHES, TRAINING | {"burst_bytes": "1MB", "running": 9}),
-    (NVME, CACHES, TRAINING | {"running": 4}), (NVME, CACHES, LOADS, {"isolated": True}),
+    (NVME, CACHES, TRAINING | {"running": 4}), (NVME, CACHES, LOADS, ISOLATED),
     (CHASSIS, LOADS, {"link": {"bytes_per_s": "40G", "hosts": 16}}),
-    (NVME | {"name": LONG}, CACHES | {"name": LONG, "burst_bytes": "3.33GB"}, LOADS | {"name": LONG.upper()}, {"link": "10G"}),
-    (NVME, *(CACHES | {"name": f"caches of kind {i}", "jobs": 2} for i in range(6)), {"link": "10G"}),
+    (NVME | {"name": LONG}, CACHES | {"name": LONG, "burst_bytes": "3.33GB"}, LOADS | {"name": LONG.upper()}, HOST),
+    (NVME, *(CACHES | {"name": f"caches of kind {i}", "jobs": 2} for i in range(6)), HOST),
     (NVME | {"write": measured(0.5, 1, 2, 4, 8)}, CACHES | {"think_s": "500ms", "jobs": 999_999}),
-    (NVME | {"small_file_s": "4ms"}, CACHES | {"compression": {"ratio": 2, "bytes_per_s": "900MB/s"}}, {"link": "10G"}),
+    (NVME | {"small_file_s": "4ms"}, CACHES | {"compression": {"ratio": 2, "bytes_per_s": "900MB/s"}}, HOST),
     (CHASSIS, TRAINING | {"burst_bytes": 1, "think_s": "9h"}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("given", ODD)
-def test_an_answer_has_six_lines_of_a_terminal_and_numbers_of_three_digits(given: tuple[Any, ...]) -> None:
-    classes, policy = [each for each in given[1:] if "name" in each], given[-1] if "name" not in given[-1] else {}
-    plan_ = planned(given[0], *classes, **policy)
+def test_an_answer_has_six_lines_of_a_terminal_and_numbers_of_three_digits_that_agree(given: tuple[Any, ...]) -> None:
+    classes, more = [each for each in given[1:] if "name" in each], given[-1] if "name" not in given[-1] else {}
+    plan_ = planned(given[0], *classes, **more)
     lines = list(text_lines(plan_))
     assert max(map(len, lines)) <= 80
     for answer in plan_.answers:
         shown = answer_lines(plan_, answer)
         assert len(shown) <= 6
-        assert shown[0].startswith(("Run ", "Not even 1 "))
-        assert shown[0].endswith(".")
-        assert shown[-1].startswith("By hand: ")
-        assert shown[-1].endswith(" jobs.")
+        assert re.match("Run .*[.]$|Not even 1 .*[.]$", shown[0])
+        assert re.match("By hand: .* jobs[.]$", shown[-1])
         assert given[0].get("name") == LONG or not any("…" in line for line in shown)
+        assert all(each.faster >= 1 for each in answer.alternatives if each.change.startswith("twice"))
+        assert all(row.held_by == answer.by_hand.ceiling for row in answer.rows if row.full)
+        assert (answer.row.batch_s or 1e99) >= answer.by_hand.least_s * (1 - 1e-6)
+        assert all("full (" not in line or f", {answer.by_hand.ceiling})" in line for line in shown)
     for number in re.findall(r"(?<![\w.])[0-9][0-9.]*", "\n".join(lines)):
         assert len(number.rstrip(".").replace(".", "").strip("0") or "0") <= 3, number
 
@@ -345,32 +328,7 @@ def test_an_answer_has_six_lines_of_a_terminal_and_numbers_of_three_digits(given
     [("2GB", None, "GB"), ("2GB", "3TiB", "GB"), ("2GiB", "3TB", "GiB"), (2 * 10**9, "3TiB", "GB")],
 )
 def test_sizes_are_said_in_the_units_that_bursts_are_written_in(burst: Any, free: Any, unit: str) -> None:
-    storage = {"name": "nas", "write": {"one_bytes_per_s": 2.5e8, "all_bytes_per_s": 6e8}, "free_bytes": free}
-    text = "\n".join(text_lines(planned(storage, CACHES | {"burst_bytes": burst})))
-    assert set(re.findall(r"[0-9] ([KMGTkm]i?B)", text.replace("files of 1 MB", ""))) <= {
-        unit,
-        unit.replace("G", "M"),
-        unit.replace("G", "T"),
-    }
+    text = "\n".join(text_lines(planned(NAS | {"free_bytes": free}, CACHES | {"burst_bytes": burst})))
+    found = set(re.findall(r"[0-9] ([KMGTkm]i?B)", text.replace("files of 1 MB", "")))
+    assert found <= {unit, unit.replace("G", "M"), unit.replace("G", "T")}
     assert f" {unit} takes " in text
-
-
-@pytest.mark.parametrize("given", ODD)
-def test_what_is_doubled_is_no_slower_and_what_is_full_is_full_of_what_the_pencil_says(given: tuple[Any, ...]) -> None:
-    classes, policy = [each for each in given[1:] if "name" in each], given[-1] if "name" not in given[-1] else {}
-    plan_ = planned(given[0], *classes, **policy)
-    for answer in plan_.answers:
-        assert all(each.faster >= 1 for each in answer.alternatives if each.change.startswith("twice"))
-        assert all(row.held_by == answer.by_hand.ceiling for row in answer.rows if row.full)
-        if answer.row.batch_s:
-            assert answer.row.batch_s >= answer.by_hand.least_s * (1 - 1e-6)
-        for line in answer_lines(plan_, answer):
-            assert "full (" not in line or f", {answer.by_hand.ceiling})" in line
-
-
-def test_a_slower_link_is_never_told_to_be_faster() -> None:
-    both = planned(
-        CHASSIS | {"write": NAS["write"]}, CACHES, LOADS | {"jobs": 16}, link={"bytes_per_s": "40G", "hosts": 8}
-    )
-    assert all(row_of(both, f"a link of {rate}").faster <= 1.001 for rate in ("10G", "25G"))
-    assert row_of(both, "a link of 100G").faster >= 0.999

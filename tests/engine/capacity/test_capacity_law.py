@@ -13,7 +13,7 @@ from prefect_cachewatch.capacity import PlanInput
 from prefect_cachewatch.capacity.chain import steady
 from prefect_cachewatch.capacity.inputs import ServiceCurve, WorkloadClass
 from prefect_cachewatch.capacity.law import burst_seconds, curve_bytes_per_s, whole_burst_s
-from prefect_cachewatch.capacity.simulation import simulate
+from prefect_cachewatch.capacity.simulation import _Run, simulate
 
 
 def inputs(storage: dict[str, object], link: object = None, **job: object) -> PlanInput:
@@ -50,7 +50,7 @@ def test_a_burst_takes_as_long_as_the_tightest_ceiling_and_its_files(
 ) -> None:
     curve = {"one_bytes_per_s": 1e8, "all_bytes_per_s": 1e9}
     given = inputs({"write": curve} | changes, link)
-    assert whole_burst_s(burst_seconds(given, given.workloads[0], n)) == pytest.approx(seconds)
+    assert whole_burst_s(burst_seconds(given, given.workloads[0], n, n)) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(("servers", "x", "r"), [(1, 0.49080771, 10.37457786), (2, 0.75962785, 3.16434099)])
@@ -105,6 +105,8 @@ def test_the_simulation_has_the_means_of_the_chain(limit: int) -> None:
         (job(5, bursts_per_job=200, jobs=12), 0.0, 4, 5000, 4200),
         # 10,000 jobs of 1,000 bursts at 1 burst a second together: 10 million seconds, and not simulated whole.
         (job(5, bursts_per_job=1000, jobs=10_000), 1.0, 50, 3000, 1e7),
+        # 90,000 jobs of 10 bursts, 900 at once and 5 abreast, nobody waits: 100 rounds of 10 x (5 + 2) s.
+        (job(5, bursts_per_job=10, jobs=90_000), 0.0, 900, 5000, 7000),
     ],
 )
 def test_a_batch_is_as_long_as_its_rounds_or_its_bytes(
@@ -114,6 +116,22 @@ def test_a_batch_is_as_long_as_its_rounds_or_its_bytes(
     (found,) = simulate([job_], times, limit, bursts).classes
     assert found.batch_s == pytest.approx(seconds, rel=0.05)
     assert simulate([job_], times, limit, bursts).classes == (found,)
+
+
+@pytest.mark.parametrize("jobs", [20, 999, 10**6])
+@pytest.mark.parametrize("running", [0, 999])
+def test_no_plan_has_more_events_than_its_budget(monkeypatch: pytest.MonkeyPatch, jobs: int, running: int) -> None:
+    events, step = [0], _Run._step
+
+    def counted(run: _Run) -> object:
+        events[0] += 1
+        return step(run)
+
+    monkeypatch.setattr(_Run, "_step", counted)
+    batch, beside = job(9, bursts_per_job=50, jobs=jobs), job(0.001, name="b", running=running)
+    limit = min(jobs, 999)
+    simulate([batch, beside], [[0.1 * n for n in range(1, limit + running + 1)]] * 2, limit, bursts=5000)
+    assert events[0] <= 6 * 5000  # each burst begins and ends, and others are under way
 
 
 def test_what_always_runs_does_not_end_the_batch_early() -> None:

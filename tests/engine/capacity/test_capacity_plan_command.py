@@ -74,8 +74,9 @@ def test_units_are_read_as_people_write_them(planner: Planner) -> None:
         125 * 2**20, 15e9, 1e8, 5000, 10,
     ]  # fmt: skip
     assert [parse_line_rate(name) for name in ("10G", "25G", "40G", "100g")] == [1.25e9, 3.125e9, 5e9, 12.5e9]
-    with pytest.raises(ValueError, match="may mean bits or bytes"):
-        parse_line_rate("20G")
+    for odd in ("20G", "10G/s", "1000M"):
+        with pytest.raises(ValueError, match="may mean bits or bytes"):
+            parse_line_rate(odd)
     assert [parse_per_second(text) for text in ("1M", "250k/s", "1.5e6")] == [1e6, 250e3, 1.5e6]
 
 
@@ -169,22 +170,7 @@ policy: {derate: 0.1}
 FIELDS = sorted(
     set(re.findall(r"(\w+: [^,{}\[\]\n]+?)(?=[,}\n])", WILD)) - {"name: disk", "name: caches", "name: beside"}
 )
-VALUES = [
-    ".nan",
-    ".inf",
-    "-.inf",
-    "0",
-    "-1",
-    "1e308",
-    "1e-320",
-    "\u0663",
-    "9" * 30,
-    "[]",
-    "null",
-    "true",
-    "5GB",
-    "1000",
-]
+VALUES = [".nan", ".inf", "-.inf", "0", "-1", "1e308", "1e-320", "\u0663", "[]", "null", "true", "5GB", "1000"]
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -246,11 +232,9 @@ SIX = [(12.0 * i + t, 200 * (i + (t > 0)), i + (t > 0)) for i in range(6) for t 
          "3 bursts of 2 MB, one every 12 s, .* think_s: 11.48, files_per_burst: 2, bursts_per_job: 3"),
         # A file that appears whole took its burst before: 200 MB at 100 MB/s are 2 s of the 12 s before it.
         (SIX, "6 bursts of 200 MB, .* burst_bytes: 200000000, think_s: 10, files_per_burst: 1, bursts_per_job: 6"),
-        ([(i, 10 * i, i // 4) for i in range(21)], "bursts_per_job: 5; no pause was seen, so each file counts as a burst"),
-        ([(i / 10, 1000 * i, i) for i in range(6)], "think_s: 0, .*; it wrote faster than disk does"),
+        ([(t, 100 * s, s) for t, s in ((0, 0), (1, 9), (2, 9), (3, 18), (4, 18))], "think_s: 0, .*; it wrote faster than disk does"),
         ([(0, 0, 0)], "shows no second burst"),
-        ([(0, 0, 0), (9, 0, 0)], "shows no second burst"),
-        ([(0, 0, 0), (9, 5, 1), (10, 9, 1)], "shows no second burst"),
+        ([(i, 10 * i, i // 4) for i in range(21)], "shows no second burst"),
         ([(0, 0, 0), (0, 9, 3)], "shows no second burst"),
     ],
 )  # fmt: skip
@@ -259,12 +243,7 @@ def test_a_recorded_run_gives_bursts_pauses_and_files(planner: Planner, rows: An
     status, out, err = planner.run("--from-trace", recorded(planner, *rows))
     assert re.search(told, " ".join((out or err).split()))
     assert status == (125 if "shows no" in told else 0)
-
-
-def test_the_other_fields_of_the_class_stay(planner: Planner) -> None:
-    planner.write(FAST)
-    (answer,) = planner.answer("--from-trace", recorded(planner, *SIX))["answers"]
-    assert (answer["classes"], answer["jobs"], answer["burst_bytes"]) == (["builds"], [40], 200_000_000)
+    assert status or re.match("Run [0-9]+ at once on disk: 40 builds in ", out)  # the other fields of the class stay
 
 
 @pytest.mark.parametrize(("content", "told"), [("", "nothing was measured"), ("t_s,total_bytes\n", "line 1: no event")])

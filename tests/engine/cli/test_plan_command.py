@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -38,26 +37,6 @@ def test_the_answer_comes_first_then_the_rows_the_alternatives_and_the_notes() -
     assert "<- latency ticks up" in text
     assert re.search(r"At 10 at once: planned \d+ s a burst, got 27 s: within 25%\.", text)
     assert re.search(r"At 4 at once: planned \d+ s a burst, got 5 min: slower than planned, by [\d.]+ times\.", text)
-
-
-def test_json_is_json_and_nothing_else() -> None:
-    run = cachewatch("plan", "--json", str(EXAMPLES / "cold-start.yaml"))
-    data = json.loads(run.stdout)
-    answer = data["answers"][0]
-    assert answer["n"] >= 1
-    assert {row["n"] for row in answer["rows"]} >= {1, answer["n"]}
-    assert answer["rows"][0]["classes"][0]["burst_s"] > 0
-
-
-def test_isolated_classes_have_an_answer_each(tmp_path: Path) -> None:
-    plan = tmp_path / "plan.yaml"
-    shared = (EXAMPLES / "shared-cluster.yaml").read_text()
-    found = []
-    for text in (shared, f"{shared}\npolicy: {{isolated: true}}\n"):
-        plan.write_text(text)
-        found.append(json.loads(cachewatch("plan", "--json", str(plan)).stdout)["answers"])
-    assert [len(answers) for answers in found] == [1, 2]
-    assert [answer["name"] for answer in found[1]] == ["isilon-a-caches", "isilon-a-model-loads"]
 
 
 def test_the_picture_is_one_svg_that_needs_nothing_from_elsewhere(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_calls_that_take_long_because_the_host_is_busy_are_made_by_no_threads(mo
         walk_module, "_WAITING_S", -1.0
     )  # whatever they take is long, but none of them waits for anybody
     calls = StatCalls()
-    assert len(calls.all(["/"] * 200)) == 200
+    assert len(calls.each(["/"] * 200)) == 200
     assert (calls.threaded, calls.settled) == (False, True)
     calls.close()
 

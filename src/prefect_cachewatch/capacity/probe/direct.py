@@ -1,7 +1,7 @@
-"""Moves bytes with threads and O_DIRECT: fresh writes, reads, random reads, small files.
+"""Moves bytes with threads and O_DIRECT: fresh writes, reads, random reads.
 
 Python releases its lock during each request, so threads keep several in flight; with many small requests on a fast
-device the processor is the limit.
+device the processor is the limit. Where files do not open with O_DIRECT, nothing is measured: it would be the page cache.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import itertools
 import mmap
 import os
 import random
-import shutil
 import time
 from collections.abc import Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,6 @@ from threading import Event
 
 BLOCK_BYTES, RANDOM_BLOCK_BYTES = 2**20, 2**16
 _PAGE = 4096
-_SMALL_FILES = 256  # of all streams together
 
 
 class Bench:
@@ -28,8 +26,6 @@ class Bench:
 
     def __init__(self, directory: Path, stop: Event) -> None:
         self.directory, self.stop = directory, stop
-        self.direct = _opens_direct(directory / "opens-direct")
-        self._flags = os.O_DIRECT if self.direct else 0
 
     def run(self, kind: str, streams: int, size_bytes: int, time_s: float) -> float:
         """Measure one repetition.
@@ -41,8 +37,7 @@ class Bench:
             time_s: the longest it may take, before fsync.
 
         Returns:
-            Bytes per second of all streams together; of small files, files per second. Written bytes count when fsync
-            has ended.
+            Bytes per second of all streams together; written ones count when fsync has ended.
 
         Raises:
             OSError: if the storage refused.
@@ -64,21 +59,13 @@ class Bench:
             except BaseException:
                 self.stop.set()  # the pool waits for its threads, so they must end
                 raise
-        elapsed_s = time.monotonic() - begin_s
-        for index in range(streams):
-            shutil.rmtree(self._small(index), ignore_errors=True)
-        return done / elapsed_s
-
-    def _small(self, index: int) -> Path:
-        return self.directory / f"small.{index}"
+        return done / (time.monotonic() - begin_s)
 
     def _requests(self, kind: str, index: int, streams: int, size_bytes: int) -> Generator[int, None, None]:
         """How much each request moved, as it is done."""
         path = self.directory / f"stream.{index}"
         if kind == "write":
             return self._write(path, size_bytes)
-        if kind == "files":
-            return self._files(self._small(index), max(16, _SMALL_FILES // streams))
         size = path.stat().st_size
         if kind == "read":
             return self._read(path, BLOCK_BYTES, range(0, size, BLOCK_BYTES))
@@ -87,7 +74,7 @@ class Bench:
 
     def _write(self, path: Path, size_bytes: int) -> Generator[int, None, None]:
         path.unlink(missing_ok=True)  # a new file has new blocks: writing over old ones may be several times faster
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | self._flags, 0o600)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600)
         try:
             block = _block(BLOCK_BYTES)
             for offset in range(0, size_bytes, BLOCK_BYTES):
@@ -98,45 +85,16 @@ class Bench:
                 yield os.pwrite(fd, block, offset)
         finally:
             os.fsync(fd)
-            self._forget(fd)
             os.close(fd)
 
     def _read(self, path: Path, block_bytes: int, offsets: Iterable[int]) -> Generator[int, None, None]:
-        fd = os.open(path, os.O_RDONLY | self._flags)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
         try:
-            self._forget(fd)
             block = _block(block_bytes)
             for offset in offsets:
                 yield os.preadv(fd, [block], offset)
         finally:
             os.close(fd)
-
-    def _forget(self, fd: int) -> None:
-        if not self.direct:
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
-    def _files(self, own: Path, most: int) -> Generator[int, None, None]:
-        """Create, write 4 KiB, fsync, rename."""
-        own.mkdir(exist_ok=True)
-        data = os.urandom(_PAGE)
-        for number in range(most):
-            path = own / f"{number}.tmp"
-            with open(path, "xb", buffering=0) as file:
-                file.write(data)
-                os.fsync(file.fileno())
-            path.rename(path.with_suffix(".bin"))
-            yield 1
-
-
-def _opens_direct(path: Path) -> bool:
-    """Say whether files open with O_DIRECT; on tmpfs they may, without any effect."""
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600))
-    except OSError:
-        return False
-    finally:
-        path.unlink(missing_ok=True)
-    return True
 
 
 def _block(size_bytes: int) -> memoryview:

@@ -3,8 +3,7 @@
     fio --name=w --directory=/mnt/nfs-a/fio --rw=write --bs=1M --size=1G --direct=1 --end_fsync=1 --numjobs=4
         --group_reporting --output-format=json --output=w4.json
 
-Each group of jobs is one measurement: `numjobs` streams of one kind of access, times `iodepth` where the engine keeps so
-many requests in flight.
+Each group of jobs is one measurement: `numjobs` streams of one kind of access.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect_cachewatch.capacity.inputs import StorageProfile
-from prefect_cachewatch.capacity.probe.rates import Rates, memory_notes, profile_of
+from prefect_cachewatch.capacity.probe.rates import Rates, profile_of
 from prefect_cachewatch.common.files import read_input
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
@@ -24,8 +23,6 @@ from prefect_cachewatch.errors import InputError
 _CURVES = {
     "write": ("write", "write"), "read": ("read", "read"), "randread": ("random_read", "read"), "randwrite": ("write", "write"),
 }  # fmt: skip
-# Engines that have one request in flight whatever iodepth says; the first is fio's own on Linux.
-_SYNCHRONOUS = ("psync", "sync", "vsync", "pvsync", "pvsync2", "mmap")
 
 
 def profile_from_fio(paths: Sequence[Path], name: str) -> StorageProfile:
@@ -47,13 +44,9 @@ def profile_from_fio(paths: Sequence[Path], name: str) -> StorageProfile:
         shown = for_terminal(str(path))
         document = _document(path, shown)
         try:
-            for options, entries in _groups(document):
-                kind, n, rate = _measurement(options, entries, shown)
+            for options, job in _jobs(document):
+                kind, n, rate = _measurement(options, job, shown)
                 rates.setdefault(kind, {}).setdefault(n, []).append(rate)
-                if (depth := _depth(options)) > 1:
-                    notes.append(f"{shown}: iodepth={depth} counts as {depth} streams of each job")
-                if where := options.get("directory") or options.get("filename"):
-                    notes += memory_notes(Path(where.split(":")[0]))
                 if options.get("direct") != "1":
                     notes.append(f"{shown}: direct=1 was not given, so the page cache may have answered")
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -74,36 +67,32 @@ def _document(path: Path, shown: str) -> Any:
         raise InputError(f"{shown} is not JSON of fio: run it with --output-format=json") from None
 
 
-def _groups(document: Any) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """The jobs that ran together, with their options: one entry for each, or for all of them with group_reporting."""
-    found: dict[tuple[Any, str], list[dict[str, Any]]] = {}
-    for job in document["jobs"]:
-        found.setdefault((job.get("groupid"), job["jobname"]), []).append(job)
-    if not found:
-        raise ValueError
+def _jobs(document: Any) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each group of jobs with its options."""
+    jobs = document["jobs"]
+    if not jobs or len({(job["groupid"], job["jobname"]) for job in jobs}) < len(jobs):
+        raise ValueError  # without group_reporting nobody knows how long the group took
     shared = document.get("global options", {})
-    return [(shared | entries[0].get("job options", {}), entries) for entries in found.values()]
+    return [(shared | job.get("job options", {}), job) for job in jobs]
 
 
-def _measurement(options: dict[str, Any], entries: list[dict[str, Any]], shown: str) -> tuple[str, int, float]:
+def _measurement(options: dict[str, Any], job: dict[str, Any], shown: str) -> tuple[str, int, float]:
     """The kind of access of a group, its streams, and the bytes per second of all of them."""
     access = options.get("rw", "read")  # fio's own default
     if access not in _CURVES:
         raise InputError(
             f"{shown}: rw={for_terminal(str(access), 40)} is no curve of a plan: use write, read or randread"
         )
-    if any(entry["error"] for entry in entries):
+    if job["error"]:
         raise InputError(f"{shown}: fio itself reports an error: mend that run first")
+    if options.get("iodepth", "1") != "1":
+        raise InputError(
+            f"{shown}: a stream of a plan has one request in flight: run it with more numjobs and iodepth=1"
+        )
     kind, side = _CURVES[access]
-    moved, longest_ms = (sum(e[side]["io_bytes"] for e in entries), max(e[side]["runtime"] for e in entries))
-    streams = int(options.get("numjobs", 1)) * _depth(options)
-    rate = moved / max(longest_ms, 1e-3) * 1e3
+    streams, rate = int(options.get("numjobs", 1)), job[side]["io_bytes"] / max(job[side]["runtime"], 1e-3) * 1e3
     if not (1 <= rate < 1e15 and 1 <= streams <= 4096):
         raise InputError(
             f"{shown}: a run of rw={access} moved nothing that can be: give it a longer --runtime or more --size"
         )
     return kind, streams, rate
-
-
-def _depth(options: dict[str, Any]) -> int:
-    return 1 if options.get("ioengine", _SYNCHRONOUS[0]) in _SYNCHRONOUS else int(options.get("iodepth", 1))

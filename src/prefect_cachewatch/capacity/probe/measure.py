@@ -1,4 +1,4 @@
-"""Measure a storage: fresh writes, reads, random reads and small files with 1, 2, 4, ... streams.
+"""Measure a storage: fresh writes, reads and random reads with 1, 2, 4, ... streams.
 
 It slows other users of the storage, so it runs only when asked, within caps of size and time, and inside one directory
 that is removed however the probe ends.
@@ -6,12 +6,12 @@ that is removed however the probe ends.
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 
@@ -19,7 +19,7 @@ from pydantic import Field
 
 from prefect_cachewatch.capacity.inputs import StorageProfile
 from prefect_cachewatch.capacity.probe.direct import BLOCK_BYTES, Bench
-from prefect_cachewatch.capacity.probe.rates import KINDS, Rates, memory_notes, profile_of
+from prefect_cachewatch.capacity.probe.rates import KINDS, Rates, profile_of
 from prefect_cachewatch.capacity.units import say_bytes, say_time
 from prefect_cachewatch.common.mounts import mount_of, read_mounts
 from prefect_cachewatch.common.text import for_terminal
@@ -27,10 +27,10 @@ from prefect_cachewatch.config import InputModel
 from prefect_cachewatch.config.quantities import Duration, Size
 from prefect_cachewatch.errors import InputError
 
-_PREFIX = ".cachewatch-probe-"
 _LEAST_BYTES = 16 * 2**20
 _REPETITIONS = 3
 _SHORTEST_S = 0.1
+_MEMORY = ("ramfs", "tmpfs")
 
 
 class ProbeSettings(InputModel):
@@ -48,38 +48,9 @@ class ProbeSettings(InputModel):
     )
 
 
-@dataclass(frozen=True)
-class ProbeReport:
-    """The profile, None if nothing was measured; `refused` says why the storage ended the probe early."""
-
-    profile: StorageProfile | None
-    refused: str = ""
-
-
-def _room_in(directory: Path, settings: ProbeSettings) -> tuple[Path, int, int]:
-    """The directory's own path, the bytes free there, and how many of them the probe may have."""
-    shown = for_terminal(str(directory))
-    try:
-        path = directory.resolve(strict=True)
-        status = os.statvfs(path)
-        os.stat(f"{path}/.")  # raises for what is no directory
-    except (OSError, RuntimeError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{shown} cannot be probed ({reason}): name a directory on the storage in question") from None
-    free, least = status.f_bavail * status.f_frsize, max(_LEAST_BYTES, 2 * BLOCK_BYTES * settings.max_concurrency)
-    size = min(settings.size_bytes, free // 2)
-    if size < least:
-        raise InputError(
-            f"{settings.max_concurrency} streams need {say_bytes(least, binary=True)} on {shown}, and may have "
-            f"{say_bytes(size, binary=True)}, half of what is free or --size: make room, allow more, or fewer with "
-            "--max-concurrency"
-        )
-    return path, free, size
-
-
 def run_probe(
     directory: Path, name: str, settings: ProbeSettings, stop: Event, say: Callable[[str], None]
-) -> ProbeReport:
+) -> StorageProfile | None:
     """Measure the storage under a directory.
 
     Args:
@@ -90,68 +61,61 @@ def run_probe(
         say: told what is about to happen, at the begin and before each phase.
 
     Returns:
-        What was measured, also when time, a signal or the storage ended it early.
+        What was measured until the time was up; None if it was stopped.
 
     Raises:
-        InputError: it is no directory, or not even the first phase could be measured: full, read-only, no permission.
+        InputError: it is no directory, or it is full, read-only, without O_DIRECT, or permission is missing.
     """
     rates: Rates = {}
     begin_s = time.monotonic()
-    path, free_bytes, size_bytes = _room_in(directory, settings)
+    path = directory.resolve()
     shown, mount = for_terminal(str(path)), mount_of(str(path), read_mounts())
-    filesystem = mount.type if mount is not None else "unknown"
-    notes = [*memory_notes(path), *_of_other_probes(path)]
-    say(
-        f"Probing {shown}: writes up to {say_bytes(size_bytes, binary=True)} at once, for up to "
-        f"{say_time(settings.time_s)}. Whoever shares this storage is slowed meanwhile; Ctrl-C ends it, keeps what was "
-        "measured and removes the test files."
-    )
-    refused, scratch, direct = "", "", True
+    filesystem, scratch = mount.type if mount is not None else "unknown", ""
     try:
-        with tempfile.TemporaryDirectory(
-            prefix=f"{_PREFIX}{os.getpid()}-", dir=path, ignore_cleanup_errors=True
-        ) as scratch:
-            bench = Bench(Path(scratch), stop)
-            direct = bench.direct
-            stopped = _measure(bench, size_bytes, settings, rates, say)
-    except OSError as error:
-        stopped = refused = (
-            f"{shown} cannot be written to ({error.strerror or type(error).__name__}): make room there, or name a "
-            "directory that you may write to"
+        free_bytes = shutil.disk_usage(path).free
+        size_bytes = min(settings.size_bytes, free_bytes // 2)
+        if size_bytes < (least := max(_LEAST_BYTES, 2 * BLOCK_BYTES * settings.max_concurrency)):
+            raise InputError(
+                f"{settings.max_concurrency} streams need {say_bytes(least, binary=True)} on {shown}, and may have "
+                f"{say_bytes(size_bytes, binary=True)}, half of what is free or --size: make room, allow more, or fewer "
+                "with --max-concurrency"
+            )
+        say(
+            f"Probing {shown}: writes up to {say_bytes(size_bytes, binary=True)} at once, for up to "
+            f"{say_time(settings.time_s)}. Whoever shares this storage is slowed meanwhile; Ctrl-C ends it and removes "
+            "the test files."
         )
-        if not rates:
-            raise InputError(stopped) from None
+        with tempfile.TemporaryDirectory(
+            prefix=f".cachewatch-probe-{os.getpid()}-", dir=path, ignore_cleanup_errors=True
+        ) as scratch:
+            notes = _measure(Bench(Path(scratch), stop), size_bytes, settings, rates, say)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            raise InputError(
+                f"{filesystem} at {shown} does not open files with O_DIRECT, so the page cache would be measured: use "
+                "fio with larger files than memory, and --fio"
+            ) from None
+        raise InputError(
+            f"{shown} cannot be written to ({error.strerror or type(error).__name__}): make room there, or name a "
+            "directory on the storage that you may write to"
+        ) from None
+    if stop.is_set():
+        return None
     if os.path.exists(scratch):  # on NFS a file that was open until now may keep it
         notes.append(f"the probe's own directory could not be removed: delete {for_terminal(scratch)} by hand")
-    if not direct:
-        notes.append(
-            f"{filesystem} does not open files with O_DIRECT: reads may come from this machine's page cache; trust "
-            "the writes (they end with fsync), not the reads"
-        )
-    if stopped:
-        notes.insert(0, f"partial: {stopped}")
+    if filesystem in _MEMORY:
+        notes.append(f"{filesystem} is memory: these are figures of RAM, not of a storage")
     source = (
-        f"cachewatch probe, {filesystem}, through {'O_DIRECT' if direct else 'the page cache'}, "
-        f"{say_bytes(size_bytes, binary=True)} at once, in {say_time(time.monotonic() - begin_s)}"
+        f"cachewatch probe, {filesystem}, through O_DIRECT, {say_bytes(size_bytes, binary=True)} at once, in "
+        f"{say_time(time.monotonic() - begin_s)}"
     )
-    return ProbeReport(profile_of(name, source, rates, notes, free_bytes=free_bytes) if rates else None, refused)
+    return profile_of(name, source, rates, notes, free_bytes=free_bytes)
 
 
-def _of_other_probes(path: Path) -> Iterator[str]:
-    """Name the directories that killed probes left, or that others have at work now."""
-    for found in sorted(path.glob(f"{_PREFIX}*")):
-        sizes = 0
-        with suppress(OSError):  # a probe at work removes its files meanwhile
-            for file in found.rglob("*"):
-                sizes += file.stat().st_size
-        yield (
-            f"{for_terminal(str(found))} ({say_bytes(sizes, binary=True)}) is there from another probe: delete it, unless "
-            "that probe runs now and slows this one"
-        )
-
-
-def _measure(bench: Bench, size_bytes: int, settings: ProbeSettings, rates: Rates, say: Callable[[str], None]) -> str:
-    """Measure each kind of access with each number of streams; return why it ended early."""
+def _measure(
+    bench: Bench, size_bytes: int, settings: ProbeSettings, rates: Rates, say: Callable[[str], None]
+) -> list[str]:
+    """Measure each kind of access with each number of streams; return a note if it ended early."""
     levels = [(n, kind) for n in _streams_up_to(settings.max_concurrency) for kind in KINDS]
     end_s, left = time.monotonic() + settings.time_s, len(levels) * _REPETITIONS
     for number, (n, kind) in enumerate(levels, start=1):
@@ -159,14 +123,14 @@ def _measure(bench: Bench, size_bytes: int, settings: ProbeSettings, rates: Rate
         size = size_bytes // n // BLOCK_BYTES * BLOCK_BYTES
         for _ in range(_REPETITIONS):
             if (left_s := end_s - time.monotonic()) <= 0:
-                return f"the time of {say_time(settings.time_s)} was up at n = {n}: allow more with --time"
+                return [f"partial: the time of {say_time(settings.time_s)} was up at n = {n}: allow more with --time"]
             # An even share of the time that is left; some of it is for fsync, threads and removal.
             share_s, left = max(_SHORTEST_S, 0.8 * left_s / left), left - 1
             rate = bench.run(kind, n, size, share_s)
             if bench.stop.is_set():
-                return "it was interrupted"
+                return []
             rates.setdefault(kind, {}).setdefault(n, []).append(rate)
-    return ""
+    return []
 
 
 def _streams_up_to(most: int) -> list[int]:

@@ -13,18 +13,16 @@ import yaml
 from prefect_cachewatch.capacity.inputs import CurvePoint, ServiceCurve, StorageProfile
 from prefect_cachewatch.capacity.units import say_bytes, say_number
 from prefect_cachewatch.common.files import PUBLIC, write_file
-from prefect_cachewatch.common.mounts import mount_of, read_mounts
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
-#: By kind of access and streams at once, the rates of the repetitions, in their order: bytes a second, of small files
-#: files a second.
+#: By kind of access and streams at once, the bytes a second of the repetitions, in their order.
 Rates = dict[str, dict[int, list[float]]]
-KINDS = {"write": "fresh writes", "read": "reads", "random_read": "random reads", "files": "small files"}
+KINDS = {"write": "fresh writes", "read": "reads", "random_read": "random reads"}
+HEAD = "# Storage profile for cachewatch plan; bytes per second of all streams together.\n"
 _WIDE_SPREAD = 0.35
 _CACHE_FACTOR = 3.0
 _MAX_NOTES = 64
-_MEMORY = ("ramfs", "tmpfs")
 
 
 def profile_of(name: str, source: str, rates: Rates, notes: Sequence[str], **more: Any) -> StorageProfile:
@@ -43,34 +41,16 @@ def profile_of(name: str, source: str, rates: Rates, notes: Sequence[str], **mor
     Raises:
         InputError: nothing was measured, or not with one stream.
     """
-    curves: dict[str, Any] = {kind: _curve(kind, by_n) for kind, by_n in rates.items() if kind != "files"}
+    curves: dict[str, Any] = {kind: _curve(kind, by_n) for kind, by_n in rates.items()}
     if not curves:
         raise InputError(f"nothing was measured for {for_terminal(name)}: {' '.join(notes) or 'allow more time'}")
-    if files := rates.get("files"):
-        each, most = statistics.median(files[1]), max(map(statistics.median, files.values()))
-        more |= {"small_file_s": _short(1 / each), "files_per_s": _short(most)}
     said = list(dict.fromkeys([*notes, *_doubts(rates)]))[:_MAX_NOTES]
     today = datetime.datetime.now(datetime.UTC).date()
     return StorageProfile(name=name, basis="measured", source=f"{source}, {today}"[:500], notes=said, **curves, **more)
 
 
-def memory_notes(path: Path) -> list[str]:
-    """Say if a path lies in memory.
-
-    Args:
-        path: where it was measured.
-
-    Returns:
-        One sentence or none.
-    """
-    mount = mount_of(str(path), read_mounts())
-    if mount is None or mount.type not in _MEMORY:
-        return []
-    return [f"{mount.type} is memory: these are figures of RAM, not of a storage"]
-
-
 def write_profile(path: Path, profile: StorageProfile) -> None:
-    """Write a profile as YAML, so that a reader sees the old file or the whole new one.
+    """Write a profile as YAML with a head line that says what it is; a reader sees the old file or the whole new one.
 
     Args:
         path: the file.
@@ -79,19 +59,14 @@ def write_profile(path: Path, profile: StorageProfile) -> None:
     Raises:
         InputError: its directory is missing, full or not writable.
     """
+    data = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    text = HEAD + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
     try:
-        write_file(path, profile_yaml(profile).encode(), mode=PUBLIC, sync=True)
+        write_file(path, text.encode(), mode=PUBLIC, sync=True)
     except OSError as error:
         raise InputError(
             f"{for_terminal(str(path))} cannot be written ({error.strerror}): name another file with --output"
         ) from None
-
-
-def profile_yaml(profile: StorageProfile) -> str:
-    """Return a profile as YAML, with a head line that says what it is."""
-    data = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-    head = "# Storage profile for cachewatch plan; bytes per second of all streams together.\n"
-    return head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
 
 
 def _curve(kind: str, by_n: dict[int, list[float]]) -> ServiceCurve:
