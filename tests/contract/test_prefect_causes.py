@@ -20,6 +20,7 @@ from tests.contract.on_prefect import Runs, artifact, once
 from tests.contract.test_causes import FUSE, HANGS, HEAD, LOCKS, MAPPED, ROOT, disk, flush_left, fuse, memory_group
 from tests.prefect_server import Server, wait_until_gone
 
+LAST = "layer 0 is written"
 PROMPTS = "import pty\n_, terminal = pty.openpty(); os.read(terminal, 1)"
 # Category and a word of the summary, by what the generator waits for.
 KINDS = {
@@ -63,7 +64,8 @@ def chains_of(runs: Runs) -> Iterator[tuple[list[list[dict[str, Any]]], str]]:
             place = Place(runs.folder / key)
             place.root.mkdir()
             place.cache = place.root / ("disk/cache" if key == "full" else "cache")
-            command = place.program(f"{HEAD.format(cache=str(place.cache))}{flush_left(source)}\n")
+            head = HEAD.format(cache=str(place.cache)) + f"print({LAST!r}, flush=True)\n"
+            command = place.program(f"{head}{flush_left(source)}\n")
             if key == "swap" and cgroup is not None:
                 command = ["sh", "-c", stack.enter_context(cgroup), "sh", *command]
             if key == "lock":
@@ -106,3 +108,11 @@ def test_the_cause_of_a_hang_is_named_by_state_event_and_the_first_lines_of_the_
     assert cause.endswith(f" ({category}, confidence {found['confidence']})")
     last = next(event for event in look["events"] if event["event"] == "cachewatch.generation.stalled")
     assert last["payload"]["category"] == category
+
+
+@pytest.mark.parametrize("key", ["lock", "deadlock", "loop"])
+def test_the_last_lines_of_the_generator_are_in_log_artifact_and_page(ran: dict[str, Any], key: str) -> None:
+    page = (Path(ran[key]["report"]["bundle"]) / "report.html").read_text()
+    told = artifact(ran[key], "report")["data"]
+    assert any(LAST in message for _, _, message in ran[key]["log"])
+    assert [text.partition("Last lines of the generator")[2].count(LAST) for text in (told, page)] == [1, 1]
