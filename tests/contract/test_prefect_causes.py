@@ -17,7 +17,7 @@ import pytest
 from tests.contract.harness import Place
 from tests.contract.on_prefect import HANGS as SHORT
 from tests.contract.on_prefect import Runs, artifact, once
-from tests.contract.test_causes import FUSE, HANGS, HEAD, LOCKS, MAPPED, ROOT, disk, flush_left, fuse, memory_group
+from tests.contract.test_causes import FUSE, HANGS, HEAD, LOCKS, MAPPED, ROOT, flush_left, fuse, memory_group
 from tests.prefect_server import Server, wait_until_gone
 
 LAST = "layer 0 is written"
@@ -59,11 +59,11 @@ def chains_of(runs: Runs) -> Iterator[tuple[list[list[dict[str, Any]]], str]]:
         if not ROOT or not FUSE:
             del sources["device"], sources["full"]
         else:
-            before = [disk("1m").format(root=runs.folder / "full"), fuse("/dev/net", "hang-ioctl")]
+            full = runs.cache("full")
+            before = [f"mkdir {full}; mount -t tmpfs -o size=1m none {full}", fuse("/dev/net", "hang-ioctl")]
         for key, source in sources.items():
             place = Place(runs.folder / key)
             place.root.mkdir()
-            place.cache = place.root / ("disk/cache" if key == "full" else "cache")
             head = HEAD.format(cache=str(place.cache)) + f"print({LAST!r}, flush=True)\n"
             command = place.program(f"{head}{flush_left(source)}\n")
             if key == "swap" and cgroup is not None:
@@ -71,7 +71,7 @@ def chains_of(runs: Runs) -> Iterator[tuple[list[list[dict[str, Any]]], str]]:
             if key == "lock":
                 held = stack.enter_context((place.root / "pin").open("w"))
                 fcntl.flock(held, fcntl.LOCK_EX)
-            job = {"command": list(map(str, command)), "cache_dirs": [str(place.cache)]}
+            job = {"command": list(map(str, command))}
             stall = {**SHORT, "stall_after_s": 6 if key == "swap" else 2}
             chains.append([runs.run(key, "", last="stalled", job=job, stall=stall)])
         yield chains, "; ".join(before)
