@@ -59,12 +59,12 @@ def chains_of(runs: Runs) -> Iterator[tuple[list[list[dict[str, Any]]], str]]:
         if not ROOT or not FUSE:
             del sources["device"], sources["full"]
         else:
-            full = runs.cache("full")
+            full = runs.cache("full").parent
             before = [f"mkdir {full}; mount -t tmpfs -o size=1m none {full}", fuse("/dev/net", "hang-ioctl")]
         for key, source in sources.items():
-            place = Place(runs.folder / key)
-            place.root.mkdir()
-            head = HEAD.format(cache=str(place.cache)) + f"print({LAST!r}, flush=True)\n"
+            place = Place(runs.folder / "generators" / key)
+            place.root.mkdir(parents=True)
+            head = HEAD.format(cache=str(runs.cache(key))) + f"print({LAST!r}, flush=True)\n"
             command = place.program(f"{head}{flush_left(source)}\n")
             if key == "swap" and cgroup is not None:
                 command = ["sh", "-c", stack.enter_context(cgroup), "sh", *command]
