@@ -123,7 +123,7 @@ def generate_cache(
             job, stall, key = _with_profile(profile, job, stall)
             admission.check()
             delivery = PublishSession(job, publish.with_key(key), logger, files) if publish is not None else None
-            clean = retry.on_retry == "clean"
+            clean, cleaned = retry.on_retry == "clean", ""
             with contextlib.ExitStack() as stack:
                 inputs = prepare(job, stall, stop, outputs, logger, delivery, exporter, files=files, stack=stack)
                 check_retry(inputs, retry)
@@ -135,13 +135,13 @@ def generate_cache(
                         return state
                     job, job_env = delivery.told()
                     inputs = inputs.with_build_directory(job, job_env)
+                    # Before the look at the directory: what a dead run left may be what fills the disk.
+                    cleaned = delivery.resume(clean=clean, window_s=stall.stall_after_s)
                 job = inputs.job
                 site = stack.enter_context(inputs.place.open_site(files=files))
                 site.to_clean = clean and (retry.attempts > 1 or stall.learned)
                 if delivery is not None:
-                    site.own_build = site.paths[0]
-                    site.growth_mark = delivery.target.record
-                    site.cleaned = delivery.resume(clean=clean, window_s=stall.stall_after_s)
+                    site.own_build, site.growth_mark, site.cleaned = site.paths[0], delivery.target.record, cleaned
                 inputs = with_history(inputs, site)
                 state = _run_attempts(inputs, site, retry, admission)
                 _remember(inputs, admission.outcomes, state)

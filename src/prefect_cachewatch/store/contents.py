@@ -211,8 +211,8 @@ def proves_by_holes(path: str, mounts: Iterable[Mount]) -> bool:
     table = list(mounts)
     mount = mount_of(path, table)
     for _ in range(3):  # an overlay keeps what is written in another place, which may be one too
-        options = dict(option.partition("=")[::2] for option in mount.options) if mount is not None else {}
-        upper = options.get("upperdir", "")
+        options = mount.options if mount is not None else ()
+        upper = next((option.removeprefix("upperdir=") for option in options if option.startswith("upperdir=")), "")
         if mount is None or mount.type != "overlay" or not os.path.isdir(upper):
             break
         mount = mount_of(upper, table)
