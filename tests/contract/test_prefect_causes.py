@@ -17,9 +17,10 @@ import pytest
 from tests.contract.harness import Place
 from tests.contract.on_prefect import HANGS as SHORT
 from tests.contract.on_prefect import Runs, artifact, once
-from tests.contract.test_causes import FUSE, HANGS, HEAD, LOCKS, MAPPED, ROOT, disk, flush_left, fuse, memory_group
+from tests.contract.test_causes import FUSE, HANGS, HEAD, LOCKS, MAPPED, ROOT, flush_left, fuse, memory_group
 from tests.prefect_server import Server, wait_until_gone
 
+LAST = "layer 0 is written"
 PROMPTS = "import pty\n_, terminal = pty.openpty(); os.read(terminal, 1)"
 # Category and a word of the summary, by what the generator waits for.
 KINDS = {
@@ -58,18 +59,19 @@ def chains_of(runs: Runs) -> Iterator[tuple[list[list[dict[str, Any]]], str]]:
         if not ROOT or not FUSE:
             del sources["device"], sources["full"]
         else:
-            before = [disk("1m").format(root=runs.folder / "full"), fuse("/dev/net", "hang-ioctl")]
+            full = runs.cache("full").parent
+            before = [f"mkdir {full}; mount -t tmpfs -o size=1m none {full}", fuse("/dev/net", "hang-ioctl")]
         for key, source in sources.items():
-            place = Place(runs.folder / key)
-            place.root.mkdir()
-            place.cache = place.root / ("disk/cache" if key == "full" else "cache")
-            command = place.program(f"{HEAD.format(cache=str(place.cache))}{flush_left(source)}\n")
+            place = Place(runs.folder / "generators" / key)
+            place.root.mkdir(parents=True)
+            head = HEAD.format(cache=str(runs.cache(key))) + f"print({LAST!r}, flush=True)\n"
+            command = place.program(f"{head}{flush_left(source)}\n")
             if key == "swap" and cgroup is not None:
                 command = ["sh", "-c", stack.enter_context(cgroup), "sh", *command]
             if key == "lock":
                 held = stack.enter_context((place.root / "pin").open("w"))
                 fcntl.flock(held, fcntl.LOCK_EX)
-            job = {"command": list(map(str, command)), "cache_dirs": [str(place.cache)]}
+            job = {"command": list(map(str, command))}
             stall = {**SHORT, "stall_after_s": 6 if key == "swap" else 2}
             chains.append([runs.run(key, "", last="stalled", job=job, stall=stall)])
         yield chains, "; ".join(before)
@@ -106,3 +108,11 @@ def test_the_cause_of_a_hang_is_named_by_state_event_and_the_first_lines_of_the_
     assert cause.endswith(f" ({category}, confidence {found['confidence']})")
     last = next(event for event in look["events"] if event["event"] == "cachewatch.generation.stalled")
     assert last["payload"]["category"] == category
+
+
+@pytest.mark.parametrize("key", ["lock", "deadlock", "loop"])
+def test_the_last_lines_of_the_generator_are_in_log_artifact_and_page(ran: dict[str, Any], key: str) -> None:
+    page = (Path(ran[key]["report"]["bundle"]) / "report.html").read_text()
+    told = artifact(ran[key], "report")["data"]
+    assert any(LAST in message for _, _, message in ran[key]["log"])
+    assert [text.partition("Last lines of the generator")[2].count(LAST) for text in (told, page)] == [1, 1]

@@ -212,8 +212,7 @@ def proves_by_holes(path: str, mounts: Iterable[Mount]) -> bool:
     mount = mount_of(path, table)
     for _ in range(3):  # an overlay keeps what is written in another place, which may be one too
         options = mount.options if mount is not None else ()
-        named = {name: value for name, _, value in (option.partition("=") for option in options)}
-        upper = named.get("upperdir", "")
+        upper = next((option.removeprefix("upperdir=") for option in options if option.startswith("upperdir=")), "")
         if mount is None or mount.type != "overlay" or not os.path.isdir(upper):
             break
         mount = mount_of(upper, table)

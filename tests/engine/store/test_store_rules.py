@@ -133,12 +133,6 @@ def test_a_manifest_that_names_a_path_outside_the_build_is_refused(path):
         decode_manifest(forged, "m")
 
 
-# -- comparison
-
-
-# -- checks
-
-
 # -- suspects
 
 
@@ -208,9 +202,6 @@ def test_the_file_that_changed_last_is_suspect_even_before_the_growth_that_was_n
 def test_what_the_watch_saw_growing_or_open_is_suspect():
     files = [changed("a", 1), changed("b", 2), changed("z", 99)]
     assert suspects(files, grew_after_s=98, reported=["a"]) == {"a": "reported", "z": "changed_in_window"}
-
-
-# -- the way back
 
 
 # -- retention

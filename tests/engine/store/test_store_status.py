@@ -172,9 +172,6 @@ def test_a_folder_that_another_user_made_where_everybody_may_write_is_changed_by
     store.activate("c", b.build_id)
 
 
-# -- dates
-
-
 # -- hostile surroundings
 
 
