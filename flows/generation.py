@@ -173,7 +173,10 @@ def final_state(state: State[Any]) -> State[Any]:
 def _state_of(told: Told, retry: RetryPolicy, logger: AnyLogger) -> State[Any]:
     """Return the state of a run that has ended, by what is left of it."""
     bye, report = told.bye, told.report
-    assert bye is not None and report is not None, "a run that was not refused has a report and an end"
+    assert bye is not None, "a run that was not refused has an end"
+    if bye.outcome == "cancelled":  # its block or its signal asked for it, and raises that in the flow otherwise
+        raise TerminationSignal(signal.SIGTERM)
+    assert report is not None, "a run that was not cancelled before its first attempt has a report"
     if bye.outcome == "cached":
         logger.info(bye.message)
         return Completed(name="Cached", message=bye.message, data=_summary(told, 0, report))
@@ -185,8 +188,6 @@ def _state_of(told: Told, retry: RetryPolicy, logger: AnyLogger) -> State[Any]:
     if bye.outcome == "not_published":
         logger.error(bye.message)
         return Failed(name="VerificationFailed", message=bye.message)
-    if bye.outcome == "cancelled":  # its block or its signal asked for it, and raises that in the flow otherwise
-        raise TerminationSignal(signal.SIGTERM)
     if report.retry is not None and not report.retry.again:
         if report.attempt > 1 or retry.attempts > 1:
             logger.info(report.retry.sentence)
