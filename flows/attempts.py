@@ -33,7 +33,7 @@ from prefect_cachewatch.engine.events import (
     Retry,
     Started,
 )
-from prefect_cachewatch.engine.front import AWAKE_S, Front, ToldAttempt, mourn
+from prefect_cachewatch.engine.front import AWAKE_S, Front, ToldAttempt, is_silent, mourn, silence
 from prefect_cachewatch.engine.spec import make_spec
 from prefect_cachewatch.engine.view import View
 from prefect_cachewatch.errors import GuardError, InputError
@@ -86,6 +86,16 @@ def wait_awake(event: threading.Event, seconds: float = math.inf) -> None:
         pass
 
 
+def require_absolute(metrics: Metrics | None) -> None:
+    """Refuse metrics whose directory would be below whatever directory the worker stands in; raises InputError."""
+    target = metrics.target if metrics is not None else None
+    if isinstance(target, str) and not Path(target).is_absolute():
+        raise InputError(
+            f"metrics directory {for_terminal(target)} is not an absolute path: write it from / on, "
+            "as in file:/var/lib/prometheus/node-exporter"
+        )
+
+
 def start_engine(
     job: CacheJob,
     stall: StallPolicy,
@@ -109,14 +119,8 @@ def start_engine(
         metrics: destination of the metrics.
 
     Raises:
-        InputError: a Secret block does not exist, or metrics have no absolute path.
+        InputError: a Secret block does not exist.
     """
-    target = metrics.target if metrics is not None else None
-    if isinstance(target, str) and not Path(target).is_absolute():
-        raise InputError(
-            f"metrics directory {for_terminal(target)} is not an absolute path: write it from / on, "
-            "as in file:/var/lib/prometheus/node-exporter"
-        )
     streams, run, origin = output_streams.get(), this_run(), this_origin()
     spec = make_spec(
         front="process of the flow run",
@@ -221,6 +225,7 @@ class ShownRun:
         self._slots = contextlib.ExitStack()
         self._reporter: Reporter | None = None
         self._attempt: ToldAttempt | None = None
+        self._is_read_out = False
 
     def follow(self) -> Told:
         """Show all events, to the last one.
@@ -231,17 +236,25 @@ class ShownRun:
         """
         try:
             while (event := self._front.next()) is not None:
+                if is_silent(event):
+                    self._is_read_out = True
+                    raise silence(self._front.engine)
                 self._show(event)
-            self._require_end()
+            self._is_read_out = True
+            if self.told.bye is None and self.told.refused is None:
+                raise GuardError(mourn(self._front.token))
         except BaseException:
             # A cancellation arrives here as a TerminationSignal. The flow process waits until the tree has gone, and for
             # a bounded time if the tree does not go.
             self._break_off()
+            self._front.close()  # nothing more is told to the tasks, which end then
             raise
         finally:
-            self._end_attempt()
-            self._wait_for_tasks()
-            self._front.close()
+            try:
+                self._end_attempt()
+                self._wait_for_tasks()
+            finally:
+                self._front.close()
         return self.told
 
     def _show(self, event: Event) -> None:
@@ -330,7 +343,7 @@ class ShownRun:
 
     def _break_off(self) -> None:
         """Have the run ended, and show that end; it is bounded, since the worker kills this process soon."""
-        if self._front.is_over:
+        if self._is_read_out:
             return
         self._front.engine.cancel("the flow run was cancelled")
         end_s = time.monotonic() + self._stop.grace_s + _TASKS_END_S
@@ -338,7 +351,7 @@ class ShownRun:
             while (event := self._front.next(end_s - time.monotonic())) is not None:
                 if isinstance(event, Reported) and event.final:
                     self._report(event, CANCELLED_PATIENCE_S)
-                elif not isinstance(event, AttemptWanted | Started):
+                elif not isinstance(event, AttemptWanted | Started) and not is_silent(event):
                     self._show(event)
         except Exception as error:  # noqa: BLE001 - a report that fails does not make a cancelled run a crashed one
             self._logger.warning("the run was cancelled, and its end is not known: %s", type(error).__name__)
@@ -348,10 +361,3 @@ class ShownRun:
             made = self.told.report.attempt if self.told.report is not None else 0
             payload = {"attempt": made, "outcome": "cancelled", "message": bye.message, "headline": bye.headline}
             emit_generation_event("cancelled", self._job.name, payload)
-
-    def _require_end(self) -> None:
-        if self._front.is_silent:
-            self._front.engine.kill()
-            raise GuardError("the watch of this run went silent, and its guard has stopped the generator")
-        if self.told.bye is None and self.told.refused is None:
-            raise GuardError(mourn(self._front.token))

@@ -28,7 +28,14 @@ from prefect_cachewatch.config.forms import OFF
 from prefect_cachewatch.config.profiles import read_profile
 from prefect_cachewatch.engine.front import error_of
 from prefect_cachewatch.errors import CachewatchError, InputError
-from prefect_cachewatch.flows.attempts import ShownRun, Told, count_refusal, is_output_shown, start_engine
+from prefect_cachewatch.flows.attempts import (
+    ShownRun,
+    Told,
+    count_refusal,
+    is_output_shown,
+    require_absolute,
+    start_engine,
+)
 from prefect_cachewatch.flows.telling import note_end, note_work, whom_to_tell
 from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.report.report import Report
@@ -98,8 +105,10 @@ def generate_cache(
     logger = get_run_logger()
     note_work()
     outlive_readers()
-    admission, front = StorageSlots(storage, job.name), None
+    admission, front, counted = StorageSlots(storage, job.name), None, None
     try:
+        require_absolute(metrics)
+        counted = metrics
         warning = check_exposure({"job": job, "publish": publish, "profile": profile})
         if warning is not None and not is_output_shown():  # a command has printed it on standard error
             logger.warning(warning)
@@ -116,8 +125,8 @@ def generate_cache(
             raise error_of(told.refused)
         state = _state_of(told, retry, logger)
     except InputError as error:
-        if front is None and metrics is not None:
-            count_refusal(job, metrics, error.message)
+        if front is None and counted is not None:
+            count_refusal(job, counted, error.message)
         state = _refused(job, error)
     except TerminationSignal:
         if (telling := whom_to_tell.get()) is None:
@@ -128,6 +137,9 @@ def generate_cache(
         note_end()
         ran = last is not None and last.outcome == "cancelled"
         return Cancelled(message=last.message if last and ran else "Cancelled while no generator was running.")
+    finally:
+        if front is not None:
+            front.close()
     note_end()
     admission.record(state, logger)
     return final_state(state)

@@ -22,6 +22,7 @@ from prefect_cachewatch.cli.signals import SignalRelay
 from prefect_cachewatch.common.console import standard_error
 from prefect_cachewatch.engine.client import EngineClient
 from prefect_cachewatch.engine.events import AttemptWanted, Bye, Gone, Refused, Reported, Step
+from prefect_cachewatch.engine.front import is_silent, silence
 from prefect_cachewatch.engine.spec import make_spec
 from prefect_cachewatch.errors import CommandError, GuardError
 from prefect_cachewatch.supervise.caller_signals import inherited_signals
@@ -125,9 +126,8 @@ class _Front:
                     self._end_output()
                     self._progress.take(event, at)
                     raise CommandError(message, exit_code=status)
-                case Gone(why="watch_silent"):  # its guard says so
-                    engine.kill()
-                    raise GuardError("the watch of this run went silent, and its guard has stopped the generator")
+                case Gone() if is_silent(event):
+                    raise silence(engine)
                 case Bye(status=status):
                     self._progress.take(event, at)
                     if self._settings.as_json and self._report is not None:

@@ -7,12 +7,16 @@ engine whose thread hangs in a file system is left behind. Standard library only
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import math
+import os
 import select
 import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -24,15 +28,19 @@ from prefect_cachewatch.supervise.tending import Tended
 
 _READ_BYTES = 1 << 16
 _TEND_EVERY_S = 1.0
+_GUARD_ENDS_S = 30.0  # beyond the grace period
 _HELD_S = 10.0  # how long a tracer may hold it despite SIGCONT
 
 
 _made: weakref.WeakSet[EngineClient] = weakref.WeakSet()
+_made_lock = threading.Lock()  # a relay may list the engines while another thread starts one
 
 
 def running_engines() -> list[EngineClient]:
     """List the engines that this process has started and not hung up on."""
-    return [engine for engine in list(_made) if not engine.is_closed]
+    with _made_lock:
+        made = list(_made)
+    return [engine for engine in made if not engine.is_closed]
 
 
 class EngineClient:
@@ -52,9 +60,11 @@ class EngineClient:
         self._suspended = threading.Event()
         self._lock = threading.Lock()
         self.is_closed = False
+        self._patience_s = float(spec["model"]["stop"]["model"]["grace_s"]) + _GUARD_ENDS_S
         self.has_gone = False
         """Whether an attempt may have begun."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = map(_above_standard, socket.socketpair())
+        stdin = 0 if spec["model"]["has_stdin"] else subprocess.DEVNULL
         code = (
             f"{DEAF}import sys;sys.path.extend({[IMPORT_FROM, *_site()]!r});"
             f"from prefect_cachewatch.run.engine import main;main({theirs.fileno()})"
@@ -62,15 +72,16 @@ class EngineClient:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", code, f"cachewatch: engine {name}"],
-                stdin=0,
-                stdout=1,
-                stderr=2,
+                stdin=stdin,
+                stdout=_if_open(1),
+                stderr=_if_open(2),
                 pass_fds=(theirs.fileno(), *pass_fds),
                 start_new_session=True,
             )
         self._socket = ours
         self._send(spec)
-        _made.add(self)
+        with _made_lock:
+            _made.add(self)
 
     @property
     def pid(self) -> int:
@@ -80,11 +91,17 @@ class EngineClient:
     def events(self) -> Iterator[tuple[Event, float]]:
         """Read the events, each with its wall time, until the engine hangs up; `bye` is the last one unless it has died."""
         buffer = b""
-        tended, poll = Tended(self._process.pid), select.poll()
+        tended, poll, died_s = Tended(self._process.pid), select.poll(), math.inf
         poll.register(self._socket, select.POLLIN)
         while True:
             if not poll.poll(_TEND_EVERY_S * 1000):
-                tended.look(_HELD_S)  # one that is stopped is continued, or it could stop nothing
+                if self.ended() is None:
+                    tended.look(_HELD_S)  # one that is stopped is continued, or it could stop nothing
+                    continue
+                # Its guard hangs up when it has stopped the tree; one that is stopped itself never does.
+                died_s = min(died_s, time.monotonic())
+                if time.monotonic() - died_s > self._patience_s:
+                    return
                 continue
             try:
                 chunk = self._socket.recv(_READ_BYTES)
@@ -144,6 +161,8 @@ class EngineClient:
         """Hang up; an engine that still runs stops its tree, and writes its report."""
         if not self.is_closed:
             self.is_closed = True
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # this wakes the reader; the number may be another file's soon
             self._socket.close()
             # Whoever lives on wants no zombie, and nobody waits for an engine that hangs.
             threading.Thread(target=self._process.wait, name="cachewatch-reaper", daemon=True).start()
@@ -153,6 +172,22 @@ class EngineClient:
             self._socket.sendall(json.dumps(command).encode() + b"\n")
             return True
         return False
+
+
+def _above_standard(made: socket.socket) -> socket.socket:
+    """Move a socket off the numbers of the standard streams, which it gets where one of them is closed."""
+    if made.fileno() > 2:
+        return made
+    with made:
+        return socket.socket(fileno=fcntl.fcntl(made.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
+
+
+def _if_open(fd: int) -> int:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return subprocess.DEVNULL
+    return fd
 
 
 def _site() -> list[str]:

@@ -85,8 +85,6 @@ class Front:
         """What marks the processes of the last attempt; empty before there is one."""
         self.is_over = False
         """Whether nothing more is told: the run has ended, or the engine has died."""
-        self.is_silent = False
-        """Whether the guard has stopped the tree because the engine had gone silent."""
         self._view = view
         self._changed = threading.Condition()
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
@@ -130,7 +128,7 @@ class Front:
             self._view(event, at)
             if not isinstance(event, Progress):
                 self._events.put(event)
-            if isinstance(event, Bye | Refused):
+            if isinstance(event, Bye | Refused) or is_silent(event):
                 break
         with self._changed:
             self.is_over = True
@@ -146,8 +144,6 @@ class Front:
                 self.checked = event
             case Published() | Unpublished():
                 self.published = event
-            case Gone(why="watch_silent"):
-                self.is_silent = True
         if attempt is None:
             return
         match event:
@@ -168,6 +164,17 @@ class Front:
                 attempt.stalls.append(report)
             case Reported():
                 attempt.reported = attempt.reported or event
+
+
+def is_silent(event: Event | None) -> bool:
+    """Say whether the guard has stopped the tree because the engine had gone silent; nothing follows then."""
+    return isinstance(event, Gone) and event.why == "watch_silent"
+
+
+def silence(engine: EngineClient) -> GuardError:
+    """Kill an engine that has gone silent, and return the error that says so."""
+    engine.kill()
+    return GuardError("the watch of this run went silent, and its guard has stopped the generator")
 
 
 def mourn(token: str) -> str:

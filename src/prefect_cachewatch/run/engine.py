@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
 _WAITING_MOST = 500  # samples beyond that are dropped, since nobody reads them
 _SUSPEND_WITHIN_S, _STARTED_WITHIN_S = 1.0, 10.0
-_TOLD_WITHIN_S, _AGAIN_S = 10.0, 0.02
+_AGAIN_S = 0.02
 _SILENT_S = 60.0
-_WAKES = signal.SIGUSR2  # nobody else's does anything: see `_interrupt`
+_WAKES = signal.SIGUSR2  # nobody else's does anything: see `Engine.interrupt`
 _NOTHING_RAN = "Cancelled while no generator was running."
 
 
@@ -71,15 +71,13 @@ def main(control: int) -> NoReturn:
     spec = from_plain(json.loads(line))
     take_in_orphans()
     engine = Engine(connection, spec, Threads())
+    # A run that waits, checks or publishes ends where it is: a signal of our own raises that in this thread.
+    signal.signal(_WAKES, engine.interrupt)
     threading.Thread(target=engine.listen, args=(lines,), name="cachewatch-front", daemon=True).start()
     engine.run()
     null = os.open(os.devnull, os.O_RDWR)
-    for fd in {
-        0,
-        1,
-        2,
-        *(spec.streams or ()),
-    }:  # a reader of them must see their end, also if this process is left behind
+    # A reader of them must see their end, also if this process is left behind.
+    for fd in {0, 1, 2, *(spec.streams or ())}:
         os.dup2(null, fd)
     os._exit(0)
 
@@ -148,7 +146,7 @@ class Engine:
         self._cancelled_by: str | None = None
         self._at_once = False
         self._in_short = "", _NOTHING_RAN
-        self._is_settled = False
+        self._is_settled = True
         self.env: dict[str, str] = dict(os.environ) | spec.job.env | spec.secrets
         """The generator's environment, before the container or the store has its say."""
         self.secrets = tuple({*worth_hiding(spec.secrets.values()), *secret_values(self.env)})
@@ -156,9 +154,9 @@ class Engine:
 
     def run(self) -> None:
         """Make the run, and tell how it ended."""
-        # A run that waits, checks or publishes ends where it is: a signal of our own raises that in this thread.
-        signal.signal(_WAKES, self._interrupt)
         try:
+            self._is_settled = False
+            self.look_up()  # the front may have had enough before there was anybody to tell
             self._finish(Generation(self, self._spec, self._files).run())
         except _FrontGone:
             return
@@ -179,9 +177,11 @@ class Engine:
 
     def listen(self, lines: Any) -> None:
         """Do what the front says; at its end, have the tree stopped."""
-        with contextlib.suppress(OSError, ValueError):
-            for line in lines:
+        while line := _next_line(lines):
+            try:
                 self._obey(json.loads(line))
+            except Exception:  # noqa: BLE001 - the next command is obeyed in any case
+                traceback.print_exc()
         self._has_front = False
         self._go_on()
         self._may_go.release()
@@ -268,7 +268,8 @@ class Engine:
         self.settle()
         self.tell(replace(bye, message=hide(bye.message, self.secrets), headline=hide(bye.headline, self.secrets)))
 
-    def _interrupt(self, number: int, frame: object) -> None:
+    def interrupt(self, number: int, frame: object) -> None:
+        """End the run here; the handler of our own signal."""
         self.look_up()
 
     def _go_on(self) -> None:
@@ -339,9 +340,9 @@ class _Outlet:
         self._waiting.put(line)
 
     def close(self) -> None:
-        """Give the front a last chance to read, and hang up."""
+        """Hang up once the front has read everything."""
         self._waiting.put(None)
-        self._thread.join(_TOLD_WITHIN_S)
+        self._thread.join()  # a front that is stopped for a while hears the end all the same; a dead one reads no more
         with contextlib.suppress(OSError):
             self._front.shutdown(socket.SHUT_RDWR)
 
@@ -349,6 +350,15 @@ class _Outlet:
         while (line := self._waiting.get()) is not None:
             with contextlib.suppress(OSError):  # the front has died
                 self._front.sendall(line)
+
+
+def _next_line(lines: Any) -> bytes:
+    """Wait for the front's next command; empty once it has hung up."""
+    try:
+        line: bytes = lines.readline()
+    except (OSError, ValueError):
+        return b""
+    return line
 
 
 def _plain(data: dict[str, Any]) -> dict[str, Any]:

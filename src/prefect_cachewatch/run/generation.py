@@ -85,13 +85,15 @@ class Generation:
             self.site = site = stack.enter_context(self.place.open_site(files=self.files))
             self._prepare_site(site, cleaned)
             self.history = self._history(site)
-            paths, size = tuple(site.paths), self.place.job.expected_bytes
-            run_dir = str(self.run_dir) if self.run_dir is not None else None
-            current = self.delivery.current if self.delivery is not None else None
-            self.engine.tell(redact_all(Ready(self.place.job.name, paths, size, run_dir, current), self.secrets))
+            self._tell_ready(tuple(site.paths))
             bye = self._attempts(site)
             site.close()
             return self._end(bye)
+
+    def _tell_ready(self, paths: tuple[str, ...]) -> None:
+        job, run_dir = self.place.job, str(self.run_dir) if self.run_dir is not None else None
+        current = self.delivery.current if self.delivery is not None else None
+        self.engine.tell(redact_all(Ready(job.name, paths, job.expected_bytes, run_dir, current), self.secrets))
 
     def _end(self, bye: Bye) -> Bye:
         self.engine.settle()
@@ -207,6 +209,7 @@ class Generation:
 
         message = describe_publication(job.name, found)
         report = cached_report(found, name=job.name, command=job.command, message=message, started_s=started_s)
+        self._tell_ready((found.path,))
         self.tell_report(report, "report.json")
         self.tell_published(found, message, is_switched=switched)
         return Bye("cached", message=message)
@@ -247,16 +250,18 @@ class Generation:
             bye = Bye(outcome.name, status, report.message, lasting=retrying.lasting)
             if outcome.name in ("completed", "cancelled") or not retrying.goes_on:
                 break
-            try:
-                problem = retrying.prepare(outcome, report.retry)
-            except InputError as error:  # no attempt beside files that may be cut and cannot be removed
-                problem = f"No further attempt: {error.message}."
-                self.tell_report(replace(report, facts=f"{report.facts} {problem}"), self.name_of(report))
+            with retrying.between(report):
+                try:
+                    problem = retrying.prepare(outcome, report.retry)
+                except InputError as error:  # no attempt beside files that may be cut and cannot be removed
+                    problem = f"No further attempt: {error.message}."
+                    self.tell_report(replace(report, facts=f"{report.facts} {problem}"), self.name_of(report))
+                if problem is None:
+                    retrying.pause()
             if problem is not None:
                 self.engine.note(problem, fault=True)
                 bye = replace(bye, message=f"{report.message} {problem}")
                 break
-            retrying.pause(report)
         self.engine.settle()
         if self.delivery is not None and bye.outcome not in ("completed", "cancelled", "not_published"):
             self.delivery.leave()

@@ -22,6 +22,8 @@ from prefect_cachewatch.run.retry import (
 from prefect_cachewatch.supervise.supervisor import await_survivors, describe_survivors, still_there
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from prefect_cachewatch.report.report import Report
     from prefect_cachewatch.run.generation import Generation
     from prefect_cachewatch.watching.attempt import Outcome, Watch
@@ -131,17 +133,20 @@ class Retrying:
             site.cleaned = run.delivery.cleaned or site.cleaned
         return None
 
-    def pause(self, report: Report) -> None:
-        """Wait until the next attempt is due, and say why there is one.
+    def between(self, report: Report) -> AbstractContextManager[None]:
+        """Have the run end within, if it is cancelled, as one that was cancelled between two attempts.
 
         Args:
             report: of the last attempt.
         """
+        headline = f"The run was cancelled in the pause before attempt {self.made + 1} of {self.most}"
+        return self._run.engine.pausing(headline, f"{headline}. {report.message}")
+
+    def pause(self) -> None:
+        """Wait until the next attempt is due, and say why there is one."""
         left_s = max(0.0, self._due_s - time.monotonic()) if self._pause_s else 0.0
         self._run.engine.tell(Retry(left_s, self._why))
-        headline = f"The run was cancelled in the pause before attempt {self.made + 1} of {self.most}"
-        with self._run.engine.pausing(headline, f"{headline}. {report.message}"):
-            time.sleep(left_s)
+        time.sleep(left_s)
 
     def _start_bytes(self) -> int:
         first = self.outcomes[0].samples

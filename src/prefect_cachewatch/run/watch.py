@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from pathlib import Path
 
 from prefect_cachewatch.config import CacheJob, Outputs, StallPolicy, StopPolicy
-from prefect_cachewatch.engine.client import EngineClient
-from prefect_cachewatch.engine.events import AttemptWanted, Bye, Refused, Reported, Started
-from prefect_cachewatch.engine.front import error_of, mourn
+from prefect_cachewatch.engine.events import AttemptWanted, Bye, Refused, Reported
+from prefect_cachewatch.engine.front import Front, error_of, is_silent, mourn, silence
 from prefect_cachewatch.engine.spec import make_spec
 from prefect_cachewatch.errors import CachewatchError, GuardError, InputError
 from prefect_cachewatch.report.report import Report, read_report
 from prefect_cachewatch.run.placement import require_directories
 from prefect_cachewatch.supervise.caller_signals import inherited_signals
+
+_ENDS_S = 20.0  # beyond the grace period
 
 
 def watch(
@@ -70,29 +73,29 @@ def watch(
         streams=(1, 2) if show_output else None,
         signals=inherited_signals(),
     )
-    with contextlib.closing(EngineClient(spec, job.name)) as engine:
+    with contextlib.closing(Front(spec, job.name)) as front:
         try:
-            return _read_out(engine)
+            return _read_out(front)
         except BaseException as error:
-            engine.cancel(type(error).__name__)
-            with contextlib.suppress(CachewatchError):
-                _read_out(engine)
+            front.engine.cancel(type(error).__name__)
+            with contextlib.suppress(CachewatchError, TimeoutError):
+                _read_out(front, (stop or StopPolicy()).grace_s + _ENDS_S)
             raise
 
 
-def _read_out(engine: EngineClient) -> Report:
-    """Let all attempts begin, and return the last one's report."""
-    report, token = None, ""
-    for event, _ in engine.events():
+def _read_out(front: Front, seconds: float = math.inf) -> Report:
+    """Let all attempts begin, and return the last one's report; raises TimeoutError if there is none by then."""
+    report, end_s = None, time.monotonic() + seconds
+    while (event := front.next(end_s - time.monotonic())) is not None:
+        if is_silent(event):
+            raise silence(front.engine)
         match event:
             case AttemptWanted():
-                engine.go()
-            case Started():
-                token = event.token
+                front.engine.go()
             case Reported(final=True):
                 report = read_report(event.report)
             case Refused():
                 raise error_of(event)
             case Bye() if report is not None:
                 return report
-    raise GuardError(mourn(token))
+    raise GuardError(mourn(front.token))

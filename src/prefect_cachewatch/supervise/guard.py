@@ -330,7 +330,9 @@ def _outlive(guard: Guard, configuration: dict[str, Any], state_fd: int, notes: 
     """End once nothing of the tree is left; until then state file and locks stay."""
     state: tuple[int, str] | None = configuration["state"]
     guard.reap()
-    os.close(guard.control)  # the flow process has heard everything
+    os.close(guard.control)  # whoever started us has heard everything
+    if configuration["alone"]:
+        os.close(configuration["alone"]["front"])  # a front whose engine has died waits for this end
     left = descendants(os.getpid())
     if notes is not None:
         notes.end(left)
