@@ -116,27 +116,24 @@ class _Search:
         ]
 
     def _row(self, n: int) -> Row:
-        main, alone = self.main, len(self.workloads) == 1
-        done = simulate(self.workloads, self.seconds(n), n, self.bursts)
-        batch_s, classes, streams, p99 = done.batch_s, done.classes, done.streams, done.streams_p99
-        if alone:  # the means are exact, and the simulation has the batch and its slowest bursts
+        main, row = self.main, simulate(self.workloads, self.seconds(n), n, self.bursts)
+        if len(self.workloads) == 1:  # the means are exact, and the simulation has the batch and its slowest bursts
             exact = steady(self.seconds(n)[0], main.think_s, n)
-            streams, p99, moved = exact.streams, exact.streams_p99, exact.bursts_per_s * main.wire_bytes
-            slowest_s = max(exact.burst_s, classes[0].burst_p99_s)
-            classes = (ClassRow(main.name, moved, exact.burst_s, slowest_s, batch_s),)
+            rate, slowest_s = exact.bursts_per_s * main.wire_bytes, max(exact.burst_s, row.classes[0].burst_p99_s)
+            mine = ClassRow(main.name, rate, exact.burst_s, slowest_s, row.batch_s)
+            row = Row(n, rate, exact.streams, exact.streams_p99, row.batch_s, (mine,))
         busy = math.fsum(
             mine.bytes_per_s / workload.wire_bytes * self.demands[c][1]
-            for c, (workload, mine) in enumerate(zip(self.workloads, classes, strict=True))
+            for c, (workload, mine) in enumerate(zip(self.workloads, row.classes, strict=True))
         )
-        held_by = binding(burst_seconds(self.inputs, main, max(1, round(streams)), n + self.running))
+        held_by = binding(burst_seconds(self.inputs, main, max(1, round(row.streams)), n + self.running))
         if busy >= _BUSY:
             held_by = self.by_hand.ceiling
-        elif main.think_s > classes[0].burst_s:
+        elif main.think_s > row.classes[0].burst_s:
             held_by = "computing"
-        elif held_by == "storage" and classes[0].burst_s < TICK * self.alone_s:
+        elif held_by == "storage" and row.classes[0].burst_s < TICK * self.alone_s:
             held_by = "one stream"
-        rate = math.fsum(mine.bytes_per_s for mine in classes)
-        return Row(n, rate, streams, p99, batch_s, held_by, busy >= _BUSY, classes)
+        return replace(row, held_by=held_by, full=busy >= _BUSY)
 
     def _told(self, n: int) -> Row:
         """The row with what 1 in 100 bursts of each class exceed.
