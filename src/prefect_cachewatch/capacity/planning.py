@@ -173,21 +173,14 @@ class _Search:
     @cached_property
     def best_n(self) -> int:
         """The smallest number that is as good as the best of all that are looked at."""
-        tried: list[int] = []
-        best, since = float("inf"), 0
         # Below a third of what fills the storage, jobs move less than two thirds of what it can.
         few = min(self.by_hand.filling_n, self.most) / 3
-        for n in (n for n in self._grid(self.most) if n >= few):
-            tried.append(n)
-            since = 0 if self.score(n) < best * 0.995 else since + 1
-            best = min(best, self.score(n))
-            if since >= 5 and n > 4 * self.by_hand.filling_n:
-                break
-        found = self._smallest(tried, best)
+        found = self._smallest([n for n in self._grid(self.most) if n >= few])
         return found if self.row(found).full or not self.capped else self.most
 
-    def _smallest(self, tried: list[int], best: float) -> int:
-        """The smallest number as good as the best: the first of those tried, or one in the gap before it."""
+    def _smallest(self, tried: list[int]) -> int:
+        """The smallest number as good as the best of those tried: the first of them, or one in the gap before it."""
+        best = min(map(self.score, tried))
         at = next(i for i, n in enumerate(tried) if self.score(n) <= AS_GOOD * best)
         if self.bursts < _BURSTS:  # for what a change would make of the batch, near is enough
             return tried[at]
@@ -243,8 +236,7 @@ class _Search:
             return n, "jobs" if n == self.jobs else "most" if self.capped and n == self.most else "best"
         n = bisect_left(range(1, n + 1), True, key=lambda m: not self.admits(m))
         if n:  # a smaller one may be as good as the largest that is admitted
-            lower = self._grid(n)
-            n = self._smallest(lower, min(map(self.score, lower)))
+            n = self._smallest(self._grid(n))
         return n, "measured"
 
     def answer(self) -> Answer:
