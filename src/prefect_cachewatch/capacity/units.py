@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from prefect_cachewatch.common.units import NUMBER_PATTERN, parse_bytes
 from prefect_cachewatch.config.quantities import Quantity
 
 #: Line rates that have a name, in bytes per second.
 LINE_RATES = {"10G": 1.25e9, "25G": 3.125e9, "40G": 5e9, "100G": 12.5e9}
-_SLOWEST_LINK = 1e5
 _UNIT = r"(?:[kKmMgGtT](?:[iI]?[bB](?:[iI][tT])?)?|[bB](?:[iI][tT])?)"
 _DECIMAL = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _BINARY = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"))
@@ -98,15 +97,8 @@ _LINE_RATE = Quantity("rate", parse_line_rate, _RATE_PATTERN)
 _PER_SECOND = Quantity("number per second", parse_per_second, rf"^\s*{NUMBER_PATTERN}\s*[kKmMgG]?\s*(?:/s)?\s*$")
 BytesPerSecond = Annotated[float, Field(ge=1, le=1e15), _RATE]
 OptionalBytesPerSecond = Annotated[float | None, Field(ge=1, le=1e15), _RATE]
-
-
-def _of_a_link(rate: float | None) -> float | None:
-    if rate is not None and rate < _SLOWEST_LINK:
-        raise ValueError(f"{rate:g} bytes a second are no network link: write it with its unit, like 10G or 1GB/s")
-    return rate
-
-
-OptionalLineRate = Annotated[float | None, Field(le=1e15), AfterValidator(_of_a_link), _LINE_RATE]
+#: No network link is slower: who writes 10 means 10G.
+OptionalLineRate = Annotated[float | None, Field(ge=1e5, le=1e15), _LINE_RATE]
 OptionalPerSecond = Annotated[float | None, Field(ge=1e-3, le=1e15), _PER_SECOND]
 
 
