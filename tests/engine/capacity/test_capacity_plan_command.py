@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from prefect_cachewatch.capacity.planfile import read_plan
-from prefect_cachewatch.capacity.units import parse_line_rate, parse_per_second, parse_rate
+from prefect_cachewatch.capacity.units import parse_per_second, parse_rate
 from prefect_cachewatch.cli.main import main
 
 GOOD = """
@@ -73,10 +73,10 @@ def test_units_are_read_as_people_write_them(planner: Planner) -> None:
     assert [parse_rate(text) for text in ("125MiB/s", "15GB/s", "800 Mbit/s", "5000", "80bit/s")] == [
         125 * 2**20, 15e9, 1e8, 5000, 10,
     ]  # fmt: skip
-    assert [parse_line_rate(name) for name in ("10G", "25G", "40G", "100g")] == [1.25e9, 3.125e9, 5e9, 12.5e9]
+    assert [parse_rate(name) for name in ("10G", "25G", "40G", "100g")] == [1.25e9, 3.125e9, 5e9, 12.5e9]
     for odd in ("20G", "10G/s", "1000M"):
         with pytest.raises(ValueError, match="may mean bits or bytes"):
-            parse_line_rate(odd)
+            parse_rate(odd)
     assert [parse_per_second(text) for text in ("1M", "250k/s", "1.5e6")] == [1e6, 250e3, 1.5e6]
 
 
