@@ -55,7 +55,7 @@ def plan(inputs: PlanInput) -> LimitPlan:
         apart = [inputs.model_copy(update={"workloads": [workload]}) for workload in inputs.asking]
     for each in apart:
         _refuse_what_cannot_be(each)
-    answers = tuple(_answer(each, inputs) for each in apart)
+    answers = tuple(_Search(each, _BURSTS).answer(inputs) for each in apart)
     return LimitPlan(
         storage=inputs.storage.name,
         measured=inputs.storage.basis == "measured" and all(answer.measured_streams for answer in answers),
@@ -80,11 +80,6 @@ def expected_burst_s(inputs: PlanInput, n: int) -> float:
     alone = inputs.model_copy(update={"workloads": [main.model_copy(update={"jobs": None}), *always]})
     n = max(1, min(n, MOST_JOBS))
     return _Search(alone, _FEWER_BURSTS, most=n).burst_s(n)
-
-
-def _answer(here: PlanInput, whole: PlanInput) -> Answer:
-    answer = _Search(here, _BURSTS).answer()
-    return replace(answer, alternatives=tuple(_alternatives(answer.row, here, whole)))
 
 
 class _Search:
@@ -239,7 +234,8 @@ class _Search:
             n = self._smallest(self._grid(n))
         return n, "measured"
 
-    def answer(self) -> Answer:
+    def answer(self, whole: PlanInput) -> Answer:
+        """The answer; `whole` is the plan that this limit is one of."""
         n, reason = self.number()
         at, best_n, tick = max(1, n), self.best_n, self.ticks_up_n
         full_n = best_n if best_n < self.most else None
@@ -267,7 +263,7 @@ class _Search:
             # While so many streams move, the other jobs think: by Little's law as many as bursts end meanwhile.
             measured=tuple((n + rate / main.wire_bytes * main.think_s, rate, w) for n, rate, w in measured if alone),
             rows=tuple(map(self._told, sorted(shown))),
-            alternatives=(),
+            alternatives=tuple(_alternatives(self.row(at), self.inputs, whole)),
         )
 
     def _range(self, n: int) -> tuple[float, float] | None:
