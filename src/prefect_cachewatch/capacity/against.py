@@ -49,8 +49,7 @@ def got_sentence(inputs: PlanInput, n: int, burst_s: float) -> str:
     Returns:
         One sentence.
     """
-    planned_s = expected_burst_s(inputs, n)
-    return f"At {n} at once: planned {say_time(planned_s)} a burst, got {say_time(burst_s)}: {_verdict(burst_s, planned_s)[1]}."
+    return f"At {n} at once: {_verdict(burst_s, expected_burst_s(inputs, n), '')[1]}."
 
 
 def check_history(records: Sequence[RunRecord], inputs: PlanInput, start_s: float, end_s: float) -> HistoryCheck:
@@ -82,11 +81,8 @@ def check_history(records: Sequence[RunRecord], inputs: PlanInput, start_s: floa
     expected_s = lru_cache(maxsize=None)(lambda n: expected_burst_s(inputs, n))
     planned_s = statistics.fmean(expected_s(round(n)) for n, _ in met)
     got_s = statistics.fmean(burst_s for _, burst_s in met)
-    verdict, words = _verdict(got_s, planned_s)
     at = say_number(statistics.fmean(n for n, _ in met))
-    reason = (
-        f"planned {say_time(planned_s)} a burst, got {say_time(got_s)} over {len(met)} runs at {at} at once: {words}"
-    )
+    verdict, reason = _verdict(got_s, planned_s, f" over {len(met)} runs at {at} at once")
     return HistoryCheck(storage, verdict, reason, law, len(whole), planned_s, got_s, met)
 
 
@@ -112,13 +108,14 @@ def check_markdown(check: HistoryCheck, picture: str) -> str:
     return "\n\n".join(lines) + "\n"
 
 
-def _verdict(got_s: float, planned_s: float) -> tuple[Verdict, str]:
-    ratio = got_s / planned_s
+def _verdict(got_s: float, planned_s: float, where: str) -> tuple[Verdict, str]:
+    """The verdict, and the sentence with both times."""
+    ratio, said = got_s / planned_s, f"planned {say_time(planned_s)} a burst, got {say_time(got_s)}{where}"
     if ratio > 1 + BAND:
-        return "slower", f"slower than planned, by {say_number(ratio)} times"
+        return "slower", f"{said}: slower than planned, by {say_number(ratio)} times"
     if ratio < 1 - BAND:
-        return "faster", f"faster than planned, by {say_number(1 / ratio) if ratio else 'any number of'} times"
-    return "ok", f"within {BAND:.0%}"
+        return "faster", f"{said}: faster than planned, by {say_number(1 / ratio) if ratio else 'any number of'} times"
+    return "ok", f"{said}: within {BAND:.0%}"
 
 
 def _met(record: RunRecord, others: Sequence[RunRecord]) -> float:

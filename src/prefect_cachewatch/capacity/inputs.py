@@ -180,12 +180,6 @@ class WorkloadClass(InputModel):
         """Bytes that a job leaves on the storage."""
         return self.wire_bytes * self.bursts_per_job if self.kind == "generation" else 0.0
 
-    @model_validator(mode="after")
-    def _always_or_in_a_batch(self) -> Self:
-        if self.running is not None and self.jobs is not None:
-            raise ValueError("has jobs of a batch and running ones, which always run: keep one of the two")
-        return self
-
 
 class Policy(InputModel):
     """What counts as too slow, and how careful the answer is."""
@@ -204,7 +198,7 @@ class PlanInput(InputModel):
 
     storage: StorageProfile = Field(description="The storage.")
     link: LinkProfile = Field(default_factory=LinkProfile, description="The network between jobs and storage.")
-    workloads: list[WorkloadClass] = Field(max_length=16, description="Classes of jobs.")
+    workloads: list[WorkloadClass] = Field(min_length=1, max_length=16, description="Classes of jobs.")
     policy: Policy = Field(default_factory=Policy, description="What counts as too slow.")
     binary: bool = Field(
         default=False, description="Whether sizes are said in GiB and not in GB; left out: as the bursts are written."
@@ -222,10 +216,10 @@ class PlanInput(InputModel):
     @model_validator(mode="after")
     def _can_be_asked(self) -> Self:
         names, asking = [workload.name for workload in self.workloads], self.asking
-        if not names:
-            raise ValueError("workloads is empty: describe one class of jobs at least")
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"two workloads are named {twice!r}: give each class a name of its own")
+        if both := next((w.name for w in self.workloads if w.running is not None and w.jobs is not None), None):
+            raise ValueError(f"{both!r} has jobs of a batch and running ones, which always run: keep one of the two")
         if not asking:
             raise ValueError(
                 "every class of workloads has running, so nothing is left to be planned: leave it out of one"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from prefect_cachewatch.capacity.inputs import PlanInput, StorageProfile
 from prefect_cachewatch.common.inputs import validate
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.yamlfile import read_yaml
-from prefect_cachewatch.errors import InputError
 
 
 def read_plan(path: Path, recorded: bool = False) -> PlanInput:
@@ -26,16 +24,14 @@ def read_plan(path: Path, recorded: bool = False) -> PlanInput:
     Raises:
         InputError: if it cannot be read or understood; the sentence names file and field.
     """
-    shown = for_terminal(str(path))
-    data = _mapping(path, shown)
-    if isinstance(data.get("storage"), str):
+    data = read_yaml(path)
+    if isinstance(data, dict) and isinstance(data.get("storage"), str):
         profile = path.parent / os.path.expanduser(data["storage"])
         data["storage"] = read_storage(profile).model_dump(exclude_unset=True)
-    jobs = data.get("workloads")
-    if recorded and isinstance(jobs, list):
+    if recorded and isinstance(data, dict) and isinstance(jobs := data.get("workloads"), list):
         first = next((job for job in jobs if isinstance(job, dict) and job.get("running") is None), {})
         first |= {name: first.get(name, value) for name, value in (("burst_bytes", "1MB"), ("think_s", 0))}
-    return validate(PlanInput, data, shown, "")
+    return validate(PlanInput, data, for_terminal(str(path)), "")
 
 
 def read_storage(path: Path) -> StorageProfile:
@@ -50,12 +46,4 @@ def read_storage(path: Path) -> StorageProfile:
     Raises:
         InputError: if it cannot be read or understood.
     """
-    shown = for_terminal(str(path))
-    return validate(StorageProfile, _mapping(path, shown), shown, "")
-
-
-def _mapping(path: Path, shown: str) -> dict[Any, Any]:
-    data = read_yaml(path)
-    if not isinstance(data, dict):
-        raise InputError(f"{shown} is not a mapping of names to values: write `name: value` lines")
-    return data
+    return validate(StorageProfile, read_yaml(path), for_terminal(str(path)), "")

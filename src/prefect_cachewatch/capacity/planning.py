@@ -55,7 +55,7 @@ def plan(inputs: PlanInput) -> LimitPlan:
         apart = [inputs.model_copy(update={"workloads": [workload]}) for workload in inputs.asking]
     for each in apart:
         _refuse_what_cannot_be(each)
-    answers = tuple(_answer(each, inputs) for each in apart)
+    answers = tuple(_Search(each, _BURSTS).answer(inputs) for each in apart)
     return LimitPlan(
         storage=inputs.storage.name,
         measured=inputs.storage.basis == "measured" and all(answer.measured_streams for answer in answers),
@@ -80,11 +80,6 @@ def expected_burst_s(inputs: PlanInput, n: int) -> float:
     alone = inputs.model_copy(update={"workloads": [main.model_copy(update={"jobs": None}), *always]})
     n = max(1, min(n, MOST_JOBS))
     return _Search(alone, _FEWER_BURSTS, most=n).burst_s(n)
-
-
-def _answer(here: PlanInput, whole: PlanInput) -> Answer:
-    answer = _Search(here, _BURSTS).answer()
-    return replace(answer, alternatives=tuple(_alternatives(answer.row, here, whole)))
 
 
 class _Search:
@@ -116,27 +111,24 @@ class _Search:
         ]
 
     def _row(self, n: int) -> Row:
-        main, alone = self.main, len(self.workloads) == 1
-        done = simulate(self.workloads, self.seconds(n), n, self.bursts)
-        batch_s, classes, streams, p99 = done.batch_s, done.classes, done.streams, done.streams_p99
-        if alone:  # the means are exact, and the simulation has the batch and its slowest bursts
+        main, row = self.main, simulate(self.workloads, self.seconds(n), n, self.bursts)
+        if len(self.workloads) == 1:  # the means are exact, and the simulation has the batch and its slowest bursts
             exact = steady(self.seconds(n)[0], main.think_s, n)
-            streams, p99, moved = exact.streams, exact.streams_p99, exact.bursts_per_s * main.wire_bytes
-            slowest_s = max(exact.burst_s, classes[0].burst_p99_s)
-            classes = (ClassRow(main.name, moved, exact.burst_s, slowest_s, batch_s),)
+            rate, slowest_s = exact.bursts_per_s * main.wire_bytes, max(exact.burst_s, row.classes[0].burst_p99_s)
+            mine = ClassRow(main.name, rate, exact.burst_s, slowest_s, row.batch_s)
+            row = Row(n, rate, exact.streams, exact.streams_p99, row.batch_s, (mine,))
         busy = math.fsum(
             mine.bytes_per_s / workload.wire_bytes * self.demands[c][1]
-            for c, (workload, mine) in enumerate(zip(self.workloads, classes, strict=True))
+            for c, (workload, mine) in enumerate(zip(self.workloads, row.classes, strict=True))
         )
-        held_by = binding(burst_seconds(self.inputs, main, max(1, round(streams)), n + self.running))
+        held_by = binding(burst_seconds(self.inputs, main, max(1, round(row.streams)), n + self.running))
         if busy >= _BUSY:
             held_by = self.by_hand.ceiling
-        elif main.think_s > classes[0].burst_s:
+        elif main.think_s > row.classes[0].burst_s:
             held_by = "computing"
-        elif held_by == "storage" and classes[0].burst_s < TICK * self.alone_s:
+        elif held_by == "storage" and row.classes[0].burst_s < TICK * self.alone_s:
             held_by = "one stream"
-        rate = math.fsum(mine.bytes_per_s for mine in classes)
-        return Row(n, rate, streams, p99, batch_s, held_by, busy >= _BUSY, classes)
+        return replace(row, held_by=held_by, full=busy >= _BUSY)
 
     def _told(self, n: int) -> Row:
         """The row with what 1 in 100 bursts of each class exceed.
@@ -176,21 +168,14 @@ class _Search:
     @cached_property
     def best_n(self) -> int:
         """The smallest number that is as good as the best of all that are looked at."""
-        tried: list[int] = []
-        best, since = float("inf"), 0
         # Below a third of what fills the storage, jobs move less than two thirds of what it can.
         few = min(self.by_hand.filling_n, self.most) / 3
-        for n in (n for n in self._grid(self.most) if n >= few):
-            tried.append(n)
-            since = 0 if self.score(n) < best * 0.995 else since + 1
-            best = min(best, self.score(n))
-            if since >= 5 and n > 4 * self.by_hand.filling_n:
-                break
-        found = self._smallest(tried, best)
+        found = self._smallest([n for n in self._grid(self.most) if n >= few])
         return found if self.row(found).full or not self.capped else self.most
 
-    def _smallest(self, tried: list[int], best: float) -> int:
-        """The smallest number as good as the best: the first of those tried, or one in the gap before it."""
+    def _smallest(self, tried: list[int]) -> int:
+        """The smallest number as good as the best of those tried: the first of them, or one in the gap before it."""
+        best = min(map(self.score, tried))
         at = next(i for i, n in enumerate(tried) if self.score(n) <= AS_GOOD * best)
         if self.bursts < _BURSTS:  # for what a change would make of the batch, near is enough
             return tried[at]
@@ -246,11 +231,11 @@ class _Search:
             return n, "jobs" if n == self.jobs else "most" if self.capped and n == self.most else "best"
         n = bisect_left(range(1, n + 1), True, key=lambda m: not self.admits(m))
         if n:  # a smaller one may be as good as the largest that is admitted
-            lower = self._grid(n)
-            n = self._smallest(lower, min(map(self.score, lower)))
+            n = self._smallest(self._grid(n))
         return n, "measured"
 
-    def answer(self) -> Answer:
+    def answer(self, whole: PlanInput) -> Answer:
+        """The answer; `whole` is the plan that this limit is one of."""
         n, reason = self.number()
         at, best_n, tick = max(1, n), self.best_n, self.ticks_up_n
         full_n = best_n if best_n < self.most else None
@@ -278,7 +263,7 @@ class _Search:
             # While so many streams move, the other jobs think: by Little's law as many as bursts end meanwhile.
             measured=tuple((n + rate / main.wire_bytes * main.think_s, rate, w) for n, rate, w in measured if alone),
             rows=tuple(map(self._told, sorted(shown))),
-            alternatives=(),
+            alternatives=tuple(_alternatives(self.row(at), self.inputs, whole)),
         )
 
     def _range(self, n: int) -> tuple[float, float] | None:

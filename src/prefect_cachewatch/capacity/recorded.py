@@ -10,10 +10,9 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
-from prefect_cachewatch.capacity.inputs import PlanInput, WorkloadClass
+from prefect_cachewatch.capacity.inputs import PlanInput
 from prefect_cachewatch.capacity.law import burst_seconds, whole_burst_s
 from prefect_cachewatch.capacity.units import say_bytes, say_time
-from prefect_cachewatch.common.inputs import validate
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.engine.events import Progress
 from prefect_cachewatch.errors import InputError
@@ -52,13 +51,8 @@ def with_recorded(inputs: PlanInput, name: str, samples: Sequence[Progress]) -> 
             "--poll, or write burst_bytes and think_s by hand"
         )
     cycle_s, mean = (ends_s[-1] - ends_s[0]) / (count - 1), max(1, round(sum(size for _, size in grown) / count))
-    draft = old.model_dump(exclude_unset=True) | {
-        "burst_bytes": mean,
-        "think_s": cycle_s,
-        "files_per_burst": max(1, round(files / count)),
-        "bursts_per_job": count,
-    }
-    workload = validate(WorkloadClass, draft, shown, "")
+    took = {"burst_bytes": mean, "files_per_burst": max(1, round(files / count)), "bursts_per_job": count}
+    workload = old.model_copy(update=took)
     plain = inputs.model_copy(update={"policy": inputs.policy.model_copy(update={"derate": 0.0})})
     alone_s = whole_burst_s(burst_seconds(plain, workload, 1, 1))
     workload = workload.model_copy(update={"think_s": round(max(0.0, cycle_s - alone_s), 3)})

@@ -29,10 +29,10 @@ class Row:
     bytes_per_s: float  # that reach the storage, of all classes together
     streams: float  # that move a burst, on average
     streams_p99: int  # in 99 of 100 moments no more
-    batch_s: float | None
-    held_by: str  # storage, port, operations, link, files, compression, one stream, computing
-    full: bool  # what holds it is its ceiling, as in `ByHand`
+    batch_s: float | None  # until the last class is done
     classes: tuple[ClassRow, ...]  # the class that the zones are about first
+    held_by: str = ""  # storage, port, operations, link, files, compression, one stream, computing
+    full: bool = False  # what holds it is its ceiling, as in `ByHand`
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,11 @@ import random
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import accumulate
 
 from prefect_cachewatch.capacity.inputs import WorkloadClass
-from prefect_cachewatch.capacity.results import ClassRow
+from prefect_cachewatch.capacity.results import ClassRow, Row
 
 # How far the think times of a job lie around their mean: evenly, up to half of it to either side.
 _THINK_SPREAD = 0.5
@@ -34,19 +33,9 @@ _ROUNDS = 6  # of jobs in a slot: the end of the batch, where slots are empty, s
 _HAIR = 1e-9  # sums of weights are off by as much
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a batch, or of the time simulated."""
-
-    classes: tuple[ClassRow, ...]
-    batch_s: float | None  # until the last class is done
-    streams: float  # that move a burst, on average
-    streams_p99: int
-
-
 def simulate(
     jobs: Sequence[WorkloadClass], one_burst_s: Sequence[Sequence[float]], limit: int, bursts: int = 5000
-) -> Outcome:
+) -> Row:
     """Run the classes' jobs, at most `limit` at once, until the batch is done; the same input gives the same answer.
 
     Args:
@@ -56,7 +45,7 @@ def simulate(
         bursts: about so many are simulated, shared by the classes; of more, several are moved as one.
 
     Returns:
-        The batch; without one, a stretch in which each class has its share of the bursts.
+        The batch; without one, a stretch in which each class has its share of the bursts. What holds it is not said.
 
     Example:
         Two jobs of three bursts, one after the other, each burst 2 s after 1 s of thinking: about 18 s.
@@ -66,7 +55,7 @@ def simulate(
         >>> 15 < done.batch_s < 21, done.burst_s
         (True, 2.0)
     """
-    return _Run(jobs, one_burst_s, limit, bursts).outcome()
+    return _Run(jobs, one_burst_s, limit, bursts).row(limit)
 
 
 class _Class:
@@ -227,8 +216,9 @@ class _Run:
         self.number += 1
         heappush(self.thinking, (self.now_s + think_s, self.number, each, each.size, pauses_s))
 
-    def outcome(self) -> Outcome:
+    def row(self, limit: int) -> Row:
         gone_s = list(accumulate(self.seen))
         streams = math.fsum(n * seconds for n, seconds in enumerate(self.seen)) / gone_s[-1]
-        rows = tuple(each.row(self.now_s, self.times) for each in self.classes)
-        return Outcome(rows, self.batch_s, streams, bisect_left(gone_s, 0.99 * gone_s[-1]))
+        classes = tuple(each.row(self.now_s, self.times) for each in self.classes)
+        rate, streams_p99 = math.fsum(each.bytes_per_s for each in classes), bisect_left(gone_s, 0.99 * gone_s[-1])
+        return Row(limit, rate, streams, streams_p99, self.batch_s, classes)

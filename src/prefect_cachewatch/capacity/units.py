@@ -5,21 +5,20 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from prefect_cachewatch.common.units import NUMBER_PATTERN, parse_bytes
 from prefect_cachewatch.config.quantities import Quantity
 
-#: Line rates that have a name, in bytes per second.
+#: Links that have a name, in bytes per second.
 LINE_RATES = {"10G": 1.25e9, "25G": 3.125e9, "40G": 5e9, "100G": 12.5e9}
-_SLOWEST_LINK = 1e5
 _UNIT = r"(?:[kKmMgGtT](?:[iI]?[bB](?:[iI][tT])?)?|[bB](?:[iI][tT])?)"
 _DECIMAL = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _BINARY = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"))
 
 
 def parse_rate(text: str) -> float:
-    """Read a rate such as `125MiB/s`, `15GB/s`, `10Gbit/s`, or a bare number of bytes per second.
+    """Read a rate such as `125MiB/s`, `15GB/s`, `10Gbit/s`, a link's name such as `10G`, or a number of bytes per second.
 
     Args:
         text: the rate; bits are powers of 1000, bytes as in `parse_bytes`.
@@ -31,9 +30,14 @@ def parse_rate(text: str) -> float:
         ValueError: if it is not a rate; the message says what one looks like.
 
     Example:
-        >>> parse_rate("125MiB/s"), parse_rate("10Gbit/s")
-        (131072000.0, 1250000000.0)
+        >>> parse_rate("125MiB/s"), parse_rate("10Gbit/s"), parse_rate("40G")
+        (131072000.0, 1250000000.0, 5000000000.0)
     """
+    name = text.strip().upper()
+    if name in LINE_RATES:
+        return LINE_RATES[name]
+    if bare := re.fullmatch(r"([0-9.]+ ?[KMGT])(/S|PS)?", name):
+        raise ValueError(f"{text[:40]!r} may mean bits or bytes: write it like {bare[1]}bit/s or {bare[1]}B/s")
     amount = text.strip().replace(" ", "").removesuffix("/s").removesuffix("ps")
     try:
         if amount.lower().endswith("bit"):
@@ -41,30 +45,6 @@ def parse_rate(text: str) -> float:
         return float(parse_bytes(amount))
     except ValueError:
         raise ValueError(f"{text[:40]!r} is not a rate: write it like 125MiB/s, 15GB/s or 10Gbit/s") from None
-
-
-def parse_line_rate(text: str) -> float:
-    """Read a link's rate: a name such as `10G`, which means bits, or what `parse_rate` reads.
-
-    Args:
-        text: the rate.
-
-    Returns:
-        Bytes per second.
-
-    Raises:
-        ValueError: if it is neither.
-
-    Example:
-        >>> parse_line_rate("40G"), parse_line_rate("1GB/s")
-        (5000000000.0, 1000000000.0)
-    """
-    name = text.strip().upper()
-    if name in LINE_RATES:
-        return LINE_RATES[name]
-    if bare := re.fullmatch(r"([0-9.]+ ?[KMGT])(/S|PS)?", name):
-        raise ValueError(f"{text[:40]!r} may mean bits or bytes: write it like {bare[1]}bit/s or {bare[1]}B/s")
-    return parse_rate(text)
 
 
 def parse_per_second(text: str) -> float:
@@ -94,19 +74,11 @@ def parse_per_second(text: str) -> float:
 
 _RATE_PATTERN = rf"^\s*{NUMBER_PATTERN}\s*{_UNIT}?\s*(?:/s|ps)?\s*$"
 _RATE = Quantity("rate", parse_rate, _RATE_PATTERN)
-_LINE_RATE = Quantity("rate", parse_line_rate, _RATE_PATTERN)
 _PER_SECOND = Quantity("number per second", parse_per_second, rf"^\s*{NUMBER_PATTERN}\s*[kKmMgG]?\s*(?:/s)?\s*$")
 BytesPerSecond = Annotated[float, Field(ge=1, le=1e15), _RATE]
 OptionalBytesPerSecond = Annotated[float | None, Field(ge=1, le=1e15), _RATE]
-
-
-def _of_a_link(rate: float | None) -> float | None:
-    if rate is not None and rate < _SLOWEST_LINK:
-        raise ValueError(f"{rate:g} bytes a second are no network link: write it with its unit, like 10G or 1GB/s")
-    return rate
-
-
-OptionalLineRate = Annotated[float | None, Field(le=1e15), AfterValidator(_of_a_link), _LINE_RATE]
+#: No network link is slower: who writes 10 means 10G.
+OptionalLineRate = Annotated[float | None, Field(ge=1e5, le=1e15), _RATE]
 OptionalPerSecond = Annotated[float | None, Field(ge=1e-3, le=1e15), _PER_SECOND]
 
 

@@ -67,10 +67,9 @@ def headline(plan: LimitPlan, answer: Answer) -> str:
     row, rule = answer.row, f" ({_RULES[answer.reason][0]})" if answer.reason in _RULES else ""
     if not answer.n:
         return f"Not even 1 at once on {for_terminal(answer.name, 20)}: more streams than were measured."
-    if row.batch_s is None:
-        results = [f"{say_bytes(row.bytes_per_s, plan.binary)}/s together"]
-    else:
-        time, worst_s = say_time(row.batch_s), (answer.batch_range_s or (0.0, 0.0))[1]
+    time, results = _result(plan, row), [f"{_result(plan, row)} together"]
+    if row.batch_s is not None:
+        worst_s = (answer.batch_range_s or (0.0, 0.0))[1]
         named = zip(answer.jobs, answer.classes, strict=True)
         jobs = " and ".join(f"{say_number(n or 0)} {for_terminal(name, 100)}" for n, name in named)
         total = f"all {say_number(sum(n or 0 for n in answer.jobs))} jobs"
@@ -145,7 +144,8 @@ def _zones(plan: LimitPlan, answer: Answer) -> list[str]:
         end = last if full is None else full - 1
         row = answer.at(end)
         shared = f"shared: {say_time(row.classes[0].burst_s)} at {end}"
-        zones.append((_span(tick, end), [f"{shared}, {_result(plan, row)}", shared]))
+        every = f"{_result(plan, row)} together" if row.batch_s is None else f"all in {_result(plan, row)}"
+        zones.append((_span(tick, end), [f"{shared}, {every}", shared]))
     if full is not None:
         row = answer.at(full)
         held = f"({say_bytes(row.bytes_per_s, plan.binary)}/s, {row.held_by})"
@@ -191,13 +191,9 @@ def _by_hand(plan: LimitPlan, answer: Answer) -> str:
     )
 
 
-def _result(plan: LimitPlan, row: Row) -> str:
-    """What becomes of all jobs: the batch, or what is moved."""
-    return (
-        f"{say_bytes(row.bytes_per_s, plan.binary)}/s together"
-        if row.batch_s is None
-        else f"all in {say_time(row.batch_s)}"
-    )
+def _result(plan: LimitPlan, row: Row | Alternative) -> str:
+    """What becomes of all jobs: the time of the batch; without one, the bytes a second."""
+    return f"{say_bytes(row.bytes_per_s, plan.binary)}/s" if row.batch_s is None else say_time(row.batch_s)
 
 
 def _amount(amount: float, part: Part, binary: bool) -> str:
@@ -222,8 +218,7 @@ def _table(plan: LimitPlan, answer: Answer) -> list[tuple[str, ...]]:
 
 def _instead(plan: LimitPlan, answer: Answer) -> Iterator[tuple[str, ...]]:
     for each in answer.alternatives:
-        result = f"{say_bytes(each.bytes_per_s, plan.binary)}/s" if each.batch_s is None else say_time(each.batch_s)
-        yield each.change, str(each.n or "-"), result if each.n else "does not fit", each.held_by
+        yield each.change, str(each.n or "-"), _result(plan, each) if each.n else "does not fit", each.held_by
 
 
 def _span(first: int, last: int) -> str:

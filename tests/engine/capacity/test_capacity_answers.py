@@ -111,6 +111,8 @@ BY_HAND: list[tuple[Any, ...]] = [
     # A disk that falls from 200 to 150 MB/s at 2: bursts of 50 and 133 s, pauses of 50. Of the chain's states 1 : 2 : 2.67 the
     # last two move 200 and 150 MB/s: 141 MB/s for 2 TB.
     ({"name": "hdd", "write": measured(0.2, 0.15, 0.08, 0.04)}, [job(50, "10GB", 10, 20)], EXACT, 2, 14_200),
+    # A storage that is slower with 4 and 8 streams than with one, and the fastest with 16: 3.2 TB at 1.5 GB/s.
+    ({"name": "odd", "write": measured(1, 1, 0.9, 0.9, 1.5)}, [job(0, "10GB", 10, 32)], EXACT, None, 2133),
     # 2 TB written at 1 GB/s and 4 TB read at 2.
     ({"name": "nas", "write": vendor("500MB/s", "1GB/s")["write"], "read": vendor("1GB/s", "2GB/s")["write"]},
      [job(5, "10GB", 20, 10), job(5, "20GB", 20, 10, name="l", kind="inference")], EXACT, None, 4000),

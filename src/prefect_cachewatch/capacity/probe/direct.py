@@ -11,9 +11,8 @@ import mmap
 import os
 import random
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 from threading import Event
 
@@ -21,80 +20,61 @@ BLOCK_BYTES, RANDOM_BLOCK_BYTES = 2**20, 2**16
 _PAGE = 4096
 
 
-class Bench:
-    """Streams in one directory, each a thread with files of its own; all end after one request when `stop` is set."""
+def measure_once(directory: Path, stop: Event, kind: str, streams: int, size_bytes: int, time_s: float) -> float:
+    """Measure one repetition; each stream is a thread with a file of its own.
 
-    def __init__(self, directory: Path, stop: Event) -> None:
-        self.directory, self.stop = directory, stop
+    Args:
+        directory: where the files are; reads are of those that as many streams wrote last.
+        stop: set, all streams end after the request under way.
+        kind: of access, as in `rates.KINDS`.
+        streams: how many at once.
+        size_bytes: the most that one stream writes.
+        time_s: the longest it may take, before fsync.
 
-    def run(self, kind: str, streams: int, size_bytes: int, time_s: float) -> float:
-        """Measure one repetition.
+    Returns:
+        Bytes per second of all streams together; written ones count when fsync has ended.
 
-        Args:
-            kind: of access, as in `rates.KINDS`; reads are of the files that as many streams wrote last.
-            streams: how many at once.
-            size_bytes: the most that one stream writes.
-            time_s: the longest it may take, before fsync.
+    Raises:
+        OSError: if the storage refused.
+    """
+    begin_s = time.monotonic()
 
-        Returns:
-            Bytes per second of all streams together; written ones count when fsync has ended.
-
-        Raises:
-            OSError: if the storage refused.
-        """
-        begin_s = time.monotonic()
-
-        def stream(index: int) -> int:
-            done = 0
-            with closing(self._requests(kind, index, streams, size_bytes)) as requests:
-                for size in requests:
-                    done += size
-                    if self.stop.is_set() or time.monotonic() >= begin_s + time_s:
-                        break
-            return done
-
-        with ThreadPoolExecutor(streams, thread_name_prefix="cachewatch-probe") as pool:
-            try:
-                done = sum(pool.map(stream, range(streams)))
-            except BaseException:
-                self.stop.set()  # the pool waits for its threads, so they must end
-                raise
-        return done / (time.monotonic() - begin_s)
-
-    def _requests(self, kind: str, index: int, streams: int, size_bytes: int) -> Generator[int, None, None]:
-        """How much each request moved, as it is done."""
-        path = self.directory / f"stream.{index}"
-        if kind == "write":
-            return self._write(path, size_bytes)
-        size = path.stat().st_size
-        if kind == "read":
-            return self._read(path, BLOCK_BYTES, range(0, size, BLOCK_BYTES))
-        pick, blocks = random.Random().randrange, size // RANDOM_BLOCK_BYTES  # noqa: S311 - no secret
-        return self._read(path, RANDOM_BLOCK_BYTES, (pick(blocks) * RANDOM_BLOCK_BYTES for _ in itertools.count()))
-
-    def _write(self, path: Path, size_bytes: int) -> Generator[int, None, None]:
-        path.unlink(missing_ok=True)  # a new file has new blocks: writing over old ones may be several times faster
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600)
+    def stream(index: int) -> int:
+        path, writes, done = directory / f"stream.{index}", kind == "write", 0
+        if writes:
+            path.unlink(missing_ok=True)  # a new file has new blocks: writing over old ones may be several times faster
+        fd = os.open(path, os.O_DIRECT | (os.O_WRONLY | os.O_CREAT if writes else os.O_RDONLY), 0o600)
         try:
-            block = _block(BLOCK_BYTES)
-            for offset in range(0, size_bytes, BLOCK_BYTES):
-                # Each page differs at every use, as storage that deduplicates needs it.
-                mark = os.urandom(8)
-                for page in range(0, BLOCK_BYTES, _PAGE):
-                    block[page : page + 8] = mark
-                yield os.pwrite(fd, block, offset)
+            block = _block(RANDOM_BLOCK_BYTES if kind == "random_read" else BLOCK_BYTES)
+            for offset in _offsets(kind, size_bytes if writes else os.fstat(fd).st_size, len(block)):
+                if writes:  # each page differs at every use, as storage that deduplicates needs it
+                    mark = os.urandom(8)
+                    for page in range(0, len(block), _PAGE):
+                        block[page : page + 8] = mark
+                done += os.pwrite(fd, block, offset) if writes else os.preadv(fd, [block], offset)
+                if stop.is_set() or time.monotonic() >= begin_s + time_s:
+                    break
         finally:
-            os.fsync(fd)
+            if writes:
+                os.fsync(fd)
             os.close(fd)
+        return done
 
-    def _read(self, path: Path, block_bytes: int, offsets: Iterable[int]) -> Generator[int, None, None]:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    with ThreadPoolExecutor(streams, thread_name_prefix="cachewatch-probe") as pool:
         try:
-            block = _block(block_bytes)
-            for offset in offsets:
-                yield os.preadv(fd, [block], offset)
-        finally:
-            os.close(fd)
+            done = sum(pool.map(stream, range(streams)))
+        except BaseException:
+            stop.set()  # the pool waits for its threads, so they must end
+            raise
+    return done / (time.monotonic() - begin_s)
+
+
+def _offsets(kind: str, size_bytes: int, block_bytes: int) -> Iterable[int]:
+    """Where the requests of a stream begin: block after block, or at random without end."""
+    if kind != "random_read":
+        return range(0, size_bytes, block_bytes)
+    pick, blocks = random.Random().randrange, size_bytes // block_bytes  # noqa: S311 - no secret
+    return (pick(blocks) * block_bytes for _ in itertools.count())
 
 
 def _block(size_bytes: int) -> memoryview:

@@ -19,10 +19,8 @@ from prefect_cachewatch.common.files import read_input
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
-# How a job accesses its files (option `rw`), to the curve and to the side of fio's report.
-_CURVES = {
-    "write": ("write", "write"), "read": ("read", "read"), "randread": ("random_read", "read"), "randwrite": ("write", "write"),
-}  # fmt: skip
+# How a job accesses its files (option `rw`), to the curve.
+_CURVES = {"write": "write", "read": "read", "randread": "random_read"}
 
 
 def profile_from_fio(paths: Sequence[Path], name: str) -> StorageProfile:
@@ -36,35 +34,27 @@ def profile_from_fio(paths: Sequence[Path], name: str) -> StorageProfile:
         The profile, its basis `measured`.
 
     Raises:
-        InputError: a file is not fio's JSON, a job failed or moved nothing, or n = 1 is missing.
+        InputError: a file is not fio's JSON, a job failed, moved nothing or is no curve of a plan, or n = 1 is missing.
     """
     rates: Rates = {}
     notes: list[str] = []
     for path in paths:
         shown = for_terminal(str(path))
-        document = _document(path, shown)
         try:
-            for options, job in _jobs(document):
+            raw = read_input(path).decode()
+            for options, job in _jobs(json.loads(raw[raw.index("{") :])):  # fio may put warnings before it
                 kind, n, rate = _measurement(options, job, shown)
                 rates.setdefault(kind, {}).setdefault(n, []).append(rate)
                 if options.get("direct") != "1":
                     notes.append(f"{shown}: direct=1 was not given, so the page cache may have answered")
-        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        except OSError as error:
+            raise InputError(f"{shown} cannot be read ({error.strerror}): check the path") from None
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
             raise InputError(
-                f"{shown} is not the report of a whole run of fio ({type(error).__name__}): run it with "
-                "--output-format=json --group_reporting"
+                f"{shown} is not the report of whole runs of fio that moved bytes ({type(error).__name__}): run it with "
+                "--output-format=json --group_reporting, and mend what fio itself complains of"
             ) from None
     return profile_of(name, f"fio, {', '.join(for_terminal(path.name, 40) for path in paths)}", rates, notes)
-
-
-def _document(path: Path, shown: str) -> Any:
-    try:
-        raw = read_input(path).decode()
-        return json.loads(raw[raw.index("{") :])  # fio may put warnings before it
-    except OSError as error:
-        raise InputError(f"{shown} cannot be read ({error.strerror}): check the path") from None
-    except (ValueError, RecursionError):
-        raise InputError(f"{shown} is not JSON of fio: run it with --output-format=json") from None
 
 
 def _jobs(document: Any) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -79,20 +69,13 @@ def _jobs(document: Any) -> list[tuple[dict[str, Any], dict[str, Any]]]:
 def _measurement(options: dict[str, Any], job: dict[str, Any], shown: str) -> tuple[str, int, float]:
     """The kind of access of a group, its streams, and the bytes per second of all of them."""
     access = options.get("rw", "read")  # fio's own default
-    if access not in _CURVES:
+    if access not in _CURVES or options.get("iodepth", "1") != "1":
         raise InputError(
-            f"{shown}: rw={for_terminal(str(access), 40)} is no curve of a plan: use write, read or randread"
+            f"{shown}: a stream of a plan has one request in flight, and writes, reads or reads at random: run it with "
+            "rw=write, rw=read or rw=randread, iodepth=1 and more numjobs"
         )
-    if job["error"]:
-        raise InputError(f"{shown}: fio itself reports an error: mend that run first")
-    if options.get("iodepth", "1") != "1":
-        raise InputError(
-            f"{shown}: a stream of a plan has one request in flight: run it with more numjobs and iodepth=1"
-        )
-    kind, side = _CURVES[access]
-    streams, rate = int(options.get("numjobs", 1)), job[side]["io_bytes"] / max(job[side]["runtime"], 1e-3) * 1e3
-    if not (1 <= rate < 1e15 and 1 <= streams <= 4096):
-        raise InputError(
-            f"{shown}: a run of rw={access} moved nothing that can be: give it a longer --runtime or more --size"
-        )
-    return kind, streams, rate
+    side = job[access.removeprefix("rand")]
+    streams, rate = int(options.get("numjobs", 1)), side["io_bytes"] / max(side["runtime"], 1e-3) * 1e3
+    if job["error"] or not (1 <= rate < 1e15 and 1 <= streams <= 4096):
+        raise ValueError
+    return _CURVES[access], streams, rate

@@ -18,7 +18,7 @@ from threading import Event
 from pydantic import Field
 
 from prefect_cachewatch.capacity.inputs import StorageProfile
-from prefect_cachewatch.capacity.probe.direct import BLOCK_BYTES, Bench
+from prefect_cachewatch.capacity.probe.direct import BLOCK_BYTES, measure_once
 from prefect_cachewatch.capacity.probe.rates import KINDS, Rates, profile_of
 from prefect_cachewatch.capacity.units import say_bytes, say_time
 from prefect_cachewatch.common.mounts import mount_of, read_mounts
@@ -88,7 +88,7 @@ def run_probe(
         with tempfile.TemporaryDirectory(
             prefix=f".cachewatch-probe-{os.getpid()}-", dir=path, ignore_cleanup_errors=True
         ) as scratch:
-            notes = _measure(Bench(Path(scratch), stop), size_bytes, settings, rates, say)
+            notes = _measure(Path(scratch), stop, size_bytes, settings, rates, say)
     except OSError as error:
         if error.errno == errno.EINVAL:
             raise InputError(
@@ -113,10 +113,12 @@ def run_probe(
 
 
 def _measure(
-    bench: Bench, size_bytes: int, settings: ProbeSettings, rates: Rates, say: Callable[[str], None]
+    scratch: Path, stop: Event, size_bytes: int, settings: ProbeSettings, rates: Rates, say: Callable[[str], None]
 ) -> list[str]:
     """Measure each kind of access with each number of streams; return a note if it ended early."""
-    levels = [(n, kind) for n in _streams_up_to(settings.max_concurrency) for kind in KINDS]
+    most = settings.max_concurrency
+    streams = [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
+    levels = [(n, kind) for n in streams for kind in KINDS]
     end_s, left = time.monotonic() + settings.time_s, len(levels) * _REPETITIONS
     for number, (n, kind) in enumerate(levels, start=1):
         say(f"{number} of {len(levels)}: {KINDS[kind]}, n = {n}")
@@ -126,13 +128,8 @@ def _measure(
                 return [f"partial: the time of {say_time(settings.time_s)} was up at n = {n}: allow more with --time"]
             # An even share of the time that is left; some of it is for fsync, threads and removal.
             share_s, left = max(_SHORTEST_S, 0.8 * left_s / left), left - 1
-            rate = bench.run(kind, n, size, share_s)
-            if bench.stop.is_set():
+            rate = measure_once(scratch, stop, kind, n, size, share_s)
+            if stop.is_set():
                 return []
             rates.setdefault(kind, {}).setdefault(n, []).append(rate)
     return []
-
-
-def _streams_up_to(most: int) -> list[int]:
-    """Powers of two, then the most."""
-    return [*(2**power for power in range(most.bit_length()) if 2**power < most), most]

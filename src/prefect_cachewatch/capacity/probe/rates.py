@@ -72,8 +72,8 @@ def write_profile(path: Path, profile: StorageProfile) -> None:
 def _curve(kind: str, by_n: dict[int, list[float]]) -> ServiceCurve:
     if 1 not in by_n:
         raise InputError(f"nothing was measured with one stream for {KINDS[kind]}: add that run (numjobs=1 of fio)")
-    points = [
-        CurvePoint(n=n, bytes_per_s=_short(statistics.median(found)), spread=round(_spread(found), 3))
+    points = [  # four digits are more than a measurement has, and a person can read them
+        CurvePoint(n=n, bytes_per_s=float(f"{statistics.median(found):.4g}"), spread=round(_spread(found), 3))
         for n, found in sorted(by_n.items())
     ]
     return ServiceCurve(points=points)
@@ -106,8 +106,3 @@ def _doubts(rates: Rates) -> Iterator[str]:
 def _spread(found: Sequence[float]) -> float:
     """How far repetitions lie apart: (largest - smallest) / median."""
     return (max(found) - min(found)) / statistics.median(found)
-
-
-def _short(value: float) -> float:
-    # Four digits are more than a measurement has, and a person can read them.
-    return float(f"{value:.4g}")
