@@ -63,7 +63,8 @@ class Run:
 
 def warden_of(pid: int) -> int:
     def look() -> list[int]:
-        return [child for child in children(pid) if "cachewatch-guard-container" in command_line(child)]
+        below = (child for engine in children(pid) for child in children(engine))
+        return [child for child in below if "cachewatch-guard-container" in command_line(child)]
 
     (found,) = eventually(look)
     return found
