@@ -170,8 +170,9 @@ def test_the_janitor_sees_to_a_container_whose_flow_is_dead_and_whose_warden(eng
         warden = warden_of(process.pid)
         assert (doctor()["facts"]["running"], len(engine.containers())) == (1, 1)
         os.kill(warden, signal.SIGSTOP)  # it acts on the death of the flow only if it is continued
-        if then == "is killed":
-            os.kill(warden, signal.SIGKILL)
+        if then == "is killed":  # and the engine with it, which would see to the container
+            for pid in (*children(process.pid), warden):
+                os.kill(pid, signal.SIGKILL)
         process.kill()
         process.wait(PATIENCE_S)
     found = doctor()
