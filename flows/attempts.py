@@ -251,8 +251,9 @@ class ShownRun:
             raise
         finally:
             try:
-                self._end_attempt()
+                self._close_reporter()
                 self._wait_for_tasks()
+                self._slots.close()
             finally:
                 self._front.close()
         return self.told
@@ -312,7 +313,7 @@ class ShownRun:
             self.told.reports = [*(one for one in self.told.reports if one.attempt != report.attempt), report]
             note_report(report, last=True)
             return
-        self._end_attempt()
+        self._close_reporter()
         self._wait_for_tasks()
         self.told.reports.append(report)
         self._admission.reports = self.told.reports
@@ -329,12 +330,12 @@ class ShownRun:
         else:
             (self._logger.warning if report.outcome == "cancelled" else self._logger.error)(report.message)
             publish_failure(report, self._logger, patience_s)
+        self._slots.close()  # last: an API that does not answer must not hold up what is told of the end
 
-    def _end_attempt(self) -> None:
+    def _close_reporter(self) -> None:
         if self._reporter is not None:
             self._reporter.close()
             self._reporter = None
-        self._slots.close()
 
     def _wait_for_tasks(self) -> None:
         for future in self._futures:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.common.secrets import hide, redact_all, secret_values, worth_hiding
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.within import Threads
 from prefect_cachewatch.engine.events import (
     AttemptWanted,
@@ -39,7 +40,7 @@ from prefect_cachewatch.engine.events import (
 from prefect_cachewatch.engine.recorder import Recorder
 from prefect_cachewatch.engine.spec import Plain, from_plain
 from prefect_cachewatch.engine.status import StatusFile
-from prefect_cachewatch.errors import CachewatchError
+from prefect_cachewatch.errors import WORKING_DIRECTORY_GONE, CachewatchError
 from prefect_cachewatch.run.generation import Generation
 from prefect_cachewatch.supervise.helper_client import STARTS, running_clients
 from prefect_cachewatch.supervise.proc import take_in_orphans
@@ -166,6 +167,12 @@ class Engine:
             self.settle()
             kind, data = type(error).__name__, _plain(error.data)
             self.tell(redact_all(Refused(hide(error.message, self.secrets), error.exit_code, kind, data), self.secrets))
+        except OSError as error:
+            self.settle()
+            gone = error.filename is None and not _has_working_directory()
+            where = f": {for_terminal(str(error.filename))}" if error.filename else ""
+            told = WORKING_DIRECTORY_GONE if gone else f"the system refused: {error.strerror or error}{where}"
+            self.tell(Refused(hide(told, self.secrets), kind="InputError"))
         except Exception as error:  # noqa: BLE001 - the front says it, and ends with our own failure
             self.settle()
             traceback.print_exc()
@@ -350,6 +357,14 @@ class _Outlet:
         while (line := self._waiting.get()) is not None:
             with contextlib.suppress(OSError):  # the front has died
                 self._front.sendall(line)
+
+
+def _has_working_directory() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _next_line(lines: Any) -> bytes:

@@ -133,6 +133,10 @@ class Generation:
     def _check(self, stack: contextlib.ExitStack) -> None:
         """Check all that can be checked before anything is changed."""
         spec, files = self.spec, self.files
+        if spec.checks_only:  # first: what hangs is named by what it is
+            from prefect_cachewatch.run.places import require_places  # noqa: PLC0415 - for this alone
+
+            require_places(files)
         if spec.job.ready.kind != "exit":
             importlib.import_module("prefect_cachewatch.watching.servers.serving")  # not once the generator runs
         publish = spec.publish
@@ -170,11 +174,8 @@ class Generation:
             self.engine.record(record, stack)
 
     def _check_places(self) -> None:
-        """Look at homes, metrics, the store and the directories that are known so far, and leave them as they are."""
-        from prefect_cachewatch.run.places import require_places  # noqa: PLC0415 - for this alone
-
+        """Look at metrics, the store and the directories that are known so far, and leave them as they are."""
         spec = self.spec
-        require_places(self.files)
         if spec.metrics is not None:
             from prefect_cachewatch.metrics.outlets import check_destination  # noqa: PLC0415 - most runs have none
             from prefect_cachewatch.metrics.settings import Metrics  # noqa: PLC0415
