@@ -19,6 +19,7 @@ from prefect.futures import PrefectFuture
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.engine.client import is_silent, silence
 from prefect_cachewatch.engine.events import (
     AttemptWanted,
     Bye,
@@ -33,7 +34,7 @@ from prefect_cachewatch.engine.events import (
     Retry,
     Started,
 )
-from prefect_cachewatch.engine.front import AWAKE_S, Front, ToldAttempt, is_silent, mourn, silence
+from prefect_cachewatch.engine.front import AWAKE_S, Front, ToldAttempt, mourn
 from prefect_cachewatch.engine.spec import make_spec
 from prefect_cachewatch.engine.view import View
 from prefect_cachewatch.errors import GuardError, InputError
@@ -221,6 +222,7 @@ class ShownRun:
         self._front, self._job, self._stall, self._stop = front, job, stall, stop
         self._publishes, self._admission, self._logger = publishes, admission, logger
         self._ready = Ready(job.name)
+        self._resource: dict[str, str] | None = None
         self._futures: list[PrefectFuture[Any]] = []
         self._slots = contextlib.ExitStack()
         self._reporter: Reporter | None = None
@@ -262,6 +264,7 @@ class ShownRun:
         match event:
             case Ready():
                 self._ready = event
+                self._resource = storage_resource(self._admission.storage, event.paths)
                 self.told.run_dir = event.run_dir or ""
             case AttemptWanted():
                 self._begin()
@@ -295,8 +298,7 @@ class ShownRun:
         assert attempt is not None
         note_work(self._front)
         self._slots.enter_context(self._admission.slots(self._logger))  # given back during the backoff
-        resource = storage_resource(self._admission.storage, self._ready.paths)
-        self._reporter = Reporter(self._job, attempt, self._logger, LOG_EVERY_S, resource)
+        self._reporter = Reporter(self._job, attempt, self._logger, LOG_EVERY_S, self._resource)
         self._futures = [
             run_generator.with_options(task_run_name=f"generate-{attempt.number}").submit(self._front, attempt),
             monitor_growth.with_options(task_run_name=f"monitor-{attempt.number}").submit(self._front, attempt),
@@ -321,7 +323,7 @@ class ShownRun:
         note_report(report, last=not again and not (self._publishes and report.outcome == "completed"))
         if report.bundle is not None:
             self._logger.info("post-mortem: cachewatch report %s", report.bundle)
-        emit_generation_event(*describe_end(report), storage_resource(self._admission.storage, self._ready.paths))
+        emit_generation_event(*describe_end(report), self._resource)
         if report.outcome == "completed":
             publish_completion(report, event.past_pauses_s, self._stall, self._logger)
             self._logger.info(report.message)

@@ -20,9 +20,8 @@ from prefect_cachewatch.cli.progress import Mode, ProgressLine
 from prefect_cachewatch.cli.saying import say, without_secrets
 from prefect_cachewatch.cli.signals import SignalRelay
 from prefect_cachewatch.common.console import standard_error
-from prefect_cachewatch.engine.client import EngineClient
+from prefect_cachewatch.engine.client import EngineClient, is_silent, silence
 from prefect_cachewatch.engine.events import AttemptWanted, Bye, Gone, Refused, Reported, Step
-from prefect_cachewatch.engine.front import is_silent, silence
 from prefect_cachewatch.engine.spec import make_spec
 from prefect_cachewatch.errors import CommandError, GuardError
 from prefect_cachewatch.supervise.caller_signals import inherited_signals

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
 from prefect_cachewatch.cli.saying import say
-from prefect_cachewatch.errors import WORKING_DIRECTORY_GONE, CachewatchError
+from prefect_cachewatch.errors import CachewatchError
 
 USAGE_ERROR = 125
 
@@ -124,12 +124,9 @@ def _end(action: Callable[[], Any]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise SystemExit(141) from None
     except OSError as error:
-        from prefect_cachewatch.common.text import for_terminal  # noqa: PLC0415 - seldom
+        from prefect_cachewatch.common.text import describe_refusal  # noqa: PLC0415 - seldom
 
-        if error.filename is None and not _has_working_directory():
-            fail(WORKING_DIRECTORY_GONE)
-        where = f": {for_terminal(str(error.filename))}" if error.filename else ""
-        fail(f"the system refused: {error.strerror or error}{where}")
+        fail(describe_refusal(error))
     except Exception as error:  # noqa: BLE001 - our own failure is 125 too, for callers that test the status
         if type(error).__name__ == "ValidationError" and str(getattr(error, "title", "")).endswith("Settings"):
             first = cast("Any", error).errors()[0]
@@ -142,13 +139,6 @@ def _end(action: Callable[[], Any]) -> NoReturn:
         traceback.print_exc()
         fail(f"internal error, please report it with the lines above: {type(error).__name__}: {error}")
     raise SystemExit(result if isinstance(result, int) else 0)
-
-
-def _has_working_directory() -> bool:
-    try:
-        return bool(os.getcwd())
-    except FileNotFoundError:
-        return False
 
 
 def _close_console() -> None:

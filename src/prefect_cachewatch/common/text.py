@@ -6,11 +6,13 @@ HTML or Markdown. Secrets are removed before that: see `common.secrets`.
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from collections.abc import Sequence
 
 from prefect_cachewatch.common.secrets import redact_argv
+from prefect_cachewatch.errors import WORKING_DIRECTORY_GONE
 
 
 def for_terminal(name: str, limit: int = 255) -> str:
@@ -144,3 +146,19 @@ def file_stem(name: str, *, most: int = 80, other: str = "cache") -> str:
         'NFS-a-v1.2'
     """
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:most].strip("-.") or other
+
+
+def describe_refusal(error: OSError) -> str:
+    """Say in one sentence what the system refused; without a working directory it is that.
+
+    Example:
+        >>> describe_refusal(OSError(36, "File name too long", "/a"))
+        'the system refused: File name too long: /a'
+    """
+    if error.filename is None:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            return WORKING_DIRECTORY_GONE
+    where = f": {for_terminal(str(error.filename))}" if error.filename else ""
+    return f"the system refused: {error.strerror or error}{where}"

@@ -21,7 +21,8 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from prefect_cachewatch.engine.events import Event, MalformedEvent, told_in
+from prefect_cachewatch.engine.events import Event, Gone, MalformedEvent, told_in
+from prefect_cachewatch.errors import GuardError
 from prefect_cachewatch.supervise.guard_signals import DEAF
 from prefect_cachewatch.supervise.helper_client import IMPORT_FROM
 from prefect_cachewatch.supervise.tending import Tended
@@ -172,6 +173,17 @@ class EngineClient:
             self._socket.sendall(json.dumps(command).encode() + b"\n")
             return True
         return False
+
+
+def is_silent(event: Event | None) -> bool:
+    """Say whether the guard has stopped the tree because the engine had gone silent; nothing follows then."""
+    return isinstance(event, Gone) and event.why == "watch_silent"
+
+
+def silence(engine: EngineClient) -> GuardError:
+    """Kill an engine that has gone silent, and return the error that says so."""
+    engine.kill()
+    return GuardError("the watch of this run went silent, and its guard has stopped the generator")
 
 
 def _above_standard(made: socket.socket) -> socket.socket:

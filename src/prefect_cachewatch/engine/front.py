@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from prefect_cachewatch import errors
-from prefect_cachewatch.engine.client import EngineClient
+from prefect_cachewatch.engine.client import EngineClient, is_silent
 from prefect_cachewatch.engine.events import (
     AttemptWanted,
     Bye,
@@ -164,17 +164,6 @@ class Front:
                 attempt.stalls.append(report)
             case Reported():
                 attempt.reported = attempt.reported or event
-
-
-def is_silent(event: Event | None) -> bool:
-    """Say whether the guard has stopped the tree because the engine had gone silent; nothing follows then."""
-    return isinstance(event, Gone) and event.why == "watch_silent"
-
-
-def silence(engine: EngineClient) -> GuardError:
-    """Kill an engine that has gone silent, and return the error that says so."""
-    engine.kill()
-    return GuardError("the watch of this run went silent, and its guard has stopped the generator")
 
 
 def mourn(token: str) -> str:

@@ -5,15 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from prefect_cachewatch.common.aside import Files
     from prefect_cachewatch.engine.events import Event
 
 
 class View:
     """Shows nothing; `cli.progress.ProgressLine` is one that does."""
-
-    files: Files | None = None
-    """The helper process that writes files of the view's, if it has any; None for this process."""
 
     def take(self, event: Event, at: float) -> None:
         """Take in an event that was told at a wall time; must not block."""

@@ -343,6 +343,12 @@ def suspected_paths(report: Report) -> set[str]:
     return {entry.path for entry in entries if "suspect_partial" in entry.flags}
 
 
+def report_data(report: Report) -> dict[str, Any]:
+    """Return a report as the object that its JSON holds."""
+    data = asdict(report)
+    return {"schema_version": data.pop("schema_version"), **data}
+
+
 def report_json(report: Report, indent: int | None = 1) -> str:
     """Write a report as JSON text.
 
@@ -353,8 +359,7 @@ def report_json(report: Report, indent: int | None = 1) -> str:
     Returns:
         ASCII text: a byte of a file name that is no UTF-8 stands as a lone surrogate escape, lossless.
     """
-    data = asdict(report)
-    return json.dumps({"schema_version": data.pop("schema_version"), **data}, ensure_ascii=True, indent=indent)
+    return json.dumps(report_data(report), ensure_ascii=True, indent=indent)
 
 
 def write_report(report: Report, path: Path) -> None:

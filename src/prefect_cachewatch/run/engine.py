@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.common.secrets import hide, redact_all, secret_values, worth_hiding
-from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.text import describe_refusal
 from prefect_cachewatch.common.within import Threads
 from prefect_cachewatch.engine.events import (
     AttemptWanted,
@@ -40,7 +40,7 @@ from prefect_cachewatch.engine.events import (
 from prefect_cachewatch.engine.recorder import Recorder
 from prefect_cachewatch.engine.spec import Plain, from_plain
 from prefect_cachewatch.engine.status import StatusFile
-from prefect_cachewatch.errors import WORKING_DIRECTORY_GONE, CachewatchError
+from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.run.generation import Generation
 from prefect_cachewatch.supervise.helper_client import STARTS, running_clients
 from prefect_cachewatch.supervise.proc import take_in_orphans
@@ -81,10 +81,6 @@ def main(control: int) -> NoReturn:
     for fd in {0, 1, 2, *(spec.streams or ())}:
         os.dup2(null, fd)
     os._exit(0)
-
-
-class _FrontGone(Exception):
-    """The front has died before an attempt began: there is nothing to do."""
 
 
 class _Clock:
@@ -142,7 +138,6 @@ class Engine:
         self._signals: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
         threading.Thread(target=self._pass_on, name="cachewatch-signals", daemon=True).start()
         self._may_go = threading.Semaphore(0)
-        self._has_front = True
         self._watch: Watch | None = None
         self._cancelled_by: str | None = None
         self._at_once = False
@@ -159,8 +154,6 @@ class Engine:
             self._is_settled = False
             self.look_up()  # the front may have had enough before there was anybody to tell
             self._finish(Generation(self, self._spec, self._files).run())
-        except _FrontGone:
-            return
         except _Cancelled as cancelled:
             self._finish(self._bye(cancelled))
         except CachewatchError as error:
@@ -169,10 +162,7 @@ class Engine:
             self.tell(redact_all(Refused(hide(error.message, self.secrets), error.exit_code, kind, data), self.secrets))
         except OSError as error:
             self.settle()
-            gone = error.filename is None and not _has_working_directory()
-            where = f": {for_terminal(str(error.filename))}" if error.filename else ""
-            told = WORKING_DIRECTORY_GONE if gone else f"the system refused: {error.strerror or error}{where}"
-            self.tell(Refused(hide(told, self.secrets), kind="InputError"))
+            self.tell(Refused(hide(describe_refusal(error), self.secrets), kind="InputError"))
         except Exception as error:  # noqa: BLE001 - the front says it, and ends with our own failure
             self.settle()
             traceback.print_exc()
@@ -189,9 +179,7 @@ class Engine:
                 self._obey(json.loads(line))
             except Exception:  # noqa: BLE001 - the next command is obeyed in any case
                 traceback.print_exc()
-        self._has_front = False
         self._go_on()
-        self._may_go.release()
         self._end(f"the {self._spec.front} was killed", at_once=False)
 
     def tell(self, event: Event) -> None:
@@ -207,8 +195,6 @@ class Engine:
         self.tell(AttemptWanted(number, most))
         self.look_up()
         self._may_go.acquire()
-        if not self._has_front:
-            raise _FrontGone
 
     @contextlib.contextmanager
     def attempt(self, watch: Watch) -> Iterator[None]:
@@ -357,14 +343,6 @@ class _Outlet:
         while (line := self._waiting.get()) is not None:
             with contextlib.suppress(OSError):  # the front has died
                 self._front.sendall(line)
-
-
-def _has_working_directory() -> bool:
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _next_line(lines: Any) -> bytes:

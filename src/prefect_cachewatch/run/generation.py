@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import threading
 import time
 from collections.abc import Sequence
@@ -16,13 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prefect_cachewatch.common.aside import Files, look_ahead
+from prefect_cachewatch.common.directories import CACHE_DIR_PLACEHOLDER
 from prefect_cachewatch.common.secrets import redact_all
 from prefect_cachewatch.common.statedir import open_run_directory
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.engine.events import Bye, Output, Published, Ready, Reported
 from prefect_cachewatch.errors import InputError, MetricsPortTaken
-from prefect_cachewatch.report.report import Report, cached_report, report_json, write_report_within
+from prefect_cachewatch.report.report import Report, cached_report, report_data, write_report_within
 from prefect_cachewatch.run.learning import RunHistory
 from prefect_cachewatch.run.output_lines import LAST_LINES, OutputLines
 from prefect_cachewatch.run.outputs import check_outputs_ahead
@@ -57,7 +57,6 @@ class Generation:
         self.engine, self.spec, self.files = engine, spec, files
         self.env, self.secrets = engine.env, engine.secrets
         self.place: Runtime
-        self.site: CacheDirectories
         self.delivery: PublishSession | None = None
         self.history: RunHistory
         self.run_dir: Path | None = None
@@ -82,7 +81,7 @@ class Generation:
                 return self._end(cached)
             # Before the look at the directory: what a dead run left may be what fills the disk.
             cleaned = self._resume()
-            self.site = site = stack.enter_context(self.place.open_site(files=self.files))
+            site = stack.enter_context(self.place.open_site(files=self.files))
             self._prepare_site(site, cleaned)
             self.history = self._history(site)
             self._tell_ready(tuple(site.paths))
@@ -187,7 +186,7 @@ class Generation:
                 delivery.store.require_fit()
             else:
                 delivery.require_space(clean=spec.retry.on_retry == "clean")
-        named = [path for path in self.place.job.cache_dirs if "{cache_dir}" not in str(path)]
+        named = [path for path in self.place.job.cache_dirs if CACHE_DIR_PLACEHOLDER not in str(path)]
         self.place.relocated(self.place.job.model_copy(update={"cache_dirs": named})).open_site(
             files=self.files
         ).close()
@@ -288,10 +287,10 @@ class Generation:
         log = outputs.log
         if log is None and self.run_dir is not None:
             log = self.run_dir / f"generator-{number}.log"
-        shown = spec.streams is not None
+        streams = spec.streams and (spec.streams[0], spec.streams[1])
         watch = runner.watch(
             self.place, site, spec.stall, spec.stop, self.env,
-            log=log, show_output=shown, streams=tuple(spec.streams) if shown else (1, 2), expected=self._expected_size(),
+            log=log, streams=streams, expected=self._expected_size(),
             clock=self.engine.clock, adapt=self.engine.adapt, stdin_fd=0 if spec.has_stdin else None, history=self.history,
         )  # fmt: skip
         output = _OutputTold(watch, self) if spec.output_every_s is not None else None
@@ -356,7 +355,7 @@ class Generation:
             report: the report.
             name: of its file in the run directory.
         """
-        self.engine.tell(redact_all(Reported(json.loads(report_json(report))), self.secrets))
+        self.engine.tell(redact_all(Reported(report_data(report)), self.secrets))
         for path in self._report_paths(name):
             if problem := write_report_within(self.files, report, path):
                 self.engine.note(problem, fault=True)

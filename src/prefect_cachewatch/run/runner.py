@@ -6,7 +6,6 @@ Standard library only, since `cachewatch exec` stays in memory for as long as it
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -20,9 +19,8 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.users import user_name
 from prefect_cachewatch.engine.events import Event, Reported
 from prefect_cachewatch.engine.narrator import Narrator
-from prefect_cachewatch.engine.view import View
 from prefect_cachewatch.report.bundlestore import note_end
-from prefect_cachewatch.report.report import Report, build_report, report_json, write_report_within
+from prefect_cachewatch.report.report import Report, build_report, report_data, report_json, write_report_within
 from prefect_cachewatch.run.doubts import find_doubts
 from prefect_cachewatch.run.examination import PostMortem
 from prefect_cachewatch.run.placement import Runtime
@@ -62,7 +60,6 @@ class Runner:
         bundles: whether a stall or a failure gets a post-mortem bundle.
         bundle_root: where bundles go; default in the user's state directory.
         metrics: counts the attempt.
-        view: shows the attempt.
         tell: takes each event of the attempt; must not block.
         on_stall: called, in the monitor's thread, with the report of a stall that stops nothing; must not block.
         attempts: how many attempts there may be at most, if that is known.
@@ -80,7 +77,6 @@ class Runner:
         bundles: bool = True,
         bundle_root: Path | None = None,
         metrics: RunMetrics | None = None,
-        view: View | None = None,
         tell: Callable[[Event], None] = lambda event: None,
         on_stall: Callable[[Report], None] | None = None,
         attempts: int | None = None,
@@ -92,7 +88,7 @@ class Runner:
         """Faults of recording and writing, as sentences."""
         self._files, self._secrets, self._attempt = files, secrets, attempt
         self._bundles, self._bundle_root = bundles, bundle_root
-        self._metrics, self._view = metrics, view
+        self._metrics = metrics
         self._own = [path for path in (*own, bundle_root) if path is not None]
         self.narrator = Narrator(attempt, tell, secrets)
         self._tell_stall = on_stall
@@ -117,8 +113,7 @@ class Runner:
         env: dict[str, str],
         *,
         log: Path | None = None,
-        show_output: bool = False,
-        streams: tuple[int, int] = (1, 2),
+        streams: tuple[int, int] | None = None,
         stdin_fd: int | None = None,
         expected: tuple[int | None, str] = (None, ""),
         clock: Callable[[], float] = time.monotonic,
@@ -134,8 +129,7 @@ class Runner:
             stop: how the tree is stopped.
             env: this process's environment with the job's variables on top; `place` picks from it.
             log: file for its output.
-            show_output: whether the output is copied.
-            streams: the descriptors that it is copied to.
+            streams: the descriptors that its output is copied to, if to any.
             stdin_fd: its standard input; default /dev/null.
             expected: size of the finished cache if it is known, and where that comes from.
             clock: monotonic time in seconds.
@@ -149,7 +143,7 @@ class Runner:
             InputError: the log cannot be opened.
         """
         supervisor = place.supervisor(site.paths)
-        output = OutputPump(log, pass_to=streams if show_output else None, screen=self._view, files=self._files)
+        output = OutputPump(log, pass_to=streams, files=self._files)
         if self._metrics is not None:
             self._metrics.attempt_began(self._attempt, expected[0])
         self.narrator.expected = expected
@@ -200,7 +194,7 @@ class Runner:
         self.examiner.before_stop(watch, verdict)
         outcome = self.examiner.conclude(watch, watch.describe_stall(verdict))
         report = self._report(watch, outcome)
-        self.narrator.tell(Reported(json.loads(report_json(report)), final=False))
+        self.narrator.tell(Reported(report_data(report), final=False))
         self._examine_anew()
         if self._tell_stall is not None:
             self._tell_stall(report)
@@ -211,13 +205,7 @@ class Runner:
         try:
             return self.conclude(watch, run_watch(watch))
         finally:
-            self.let_go(watch)
-
-    def let_go(self, watch: Watch) -> None:
-        """Leave the screen, and tell of the tree's end."""
-        if self._view is not None:
-            self._view.close()
-        self.narrator.gone(watch)
+            self.narrator.gone(watch)
 
     def conclude(self, watch: Watch, outcome: Outcome) -> Outcome:
         """Name the cause of an attempt that stalled or failed; see `PostMortem.conclude`."""
@@ -256,7 +244,7 @@ class Runner:
             The report of the attempt.
         """
         report = self._report(watch, outcome, publication, retry)
-        self.narrator.tell(Reported(json.loads(report_json(report)), past_pauses_s=past_pauses_s))
+        self.narrator.tell(Reported(report_data(report), past_pauses_s=past_pauses_s))
         stalls = report.attached.stalls if report.attached is not None else report.would_be_stops
         if bundles := [stall.bundle for stall in stalls if stall.bundle is not None]:
             try:

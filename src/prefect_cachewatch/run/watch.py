@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 from prefect_cachewatch.config import CacheJob, Outputs, StallPolicy, StopPolicy
+from prefect_cachewatch.engine.client import is_silent, silence
 from prefect_cachewatch.engine.events import AttemptWanted, Bye, Refused, Reported
-from prefect_cachewatch.engine.front import Front, error_of, is_silent, mourn, silence
+from prefect_cachewatch.engine.front import Front, error_of, mourn
 from prefect_cachewatch.engine.spec import make_spec
 from prefect_cachewatch.errors import CachewatchError, GuardError, InputError
 from prefect_cachewatch.report.report import Report, read_report

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 from prefect_cachewatch import __version__
@@ -24,6 +23,7 @@ from prefect_cachewatch.common.files import LOCK_FILE
 from prefect_cachewatch.common.removal import empty_directory, make_stamp, open_below
 from prefect_cachewatch.common.secrets import redact_argv
 from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_moment
 from prefect_cachewatch.errors import StoreBusy, StoreError
 from prefect_cachewatch.store import files, locks, records
 from prefect_cachewatch.store.builds import beats_elsewhere, build_ids, is_finished, list_builds, newest
@@ -523,8 +523,8 @@ class StagedBuild(Closing):
             argv=tuple(redact_argv(self.recipe.argv)),
             tool_versions={"prefect-cachewatch": __version__, "python": ".".join(map(str, sys.version_info[:3]))},
             host={"hostname": socket.gethostname(), "kernel": platform.release(), "machine": platform.machine()},
-            started_at=_iso(self._begun.started_s),
-            finished_at=_iso(time.time()),
+            started_at=format_moment(self._begun.started_s),
+            finished_at=format_moment(time.time()),
             files=listed,
             links=tuple(LinkEntry(path, target) for path, target in self.checked.links),
             growth=growth,
@@ -549,7 +549,3 @@ def _remove_below(build_fd: int, path: str) -> None:
     ):
         # By its name alone: some file systems give a file another inode now and then, and nobody else writes here.
         os.unlink(name, dir_fd=fd)
-
-
-def _iso(wall_s: float) -> str:
-    return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds")
