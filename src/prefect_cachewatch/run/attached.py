@@ -91,7 +91,7 @@ class AttachedRun(Closing):
 
     def close(self) -> None:
         """Release the process and the directories."""
-        self._runner.let_go(self.watch)
+        self._runner.narrator.gone(self.watch)
         self.watch.adopted.close()
         self._site.close()
 
