@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -69,6 +70,13 @@ OUTCOMES: dict[str, tuple[str, tuple[str, ...], int, tuple[Any, ...]]] = {
 }  # fmt: skip
 
 
+def name_of(pid: int) -> str:
+    """The name of a process; empty if it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
 def misfits(value: Any, shape: Any, where: str = "") -> list[str]:
     """The fields that are missing or of another type."""
     if isinstance(shape, dict):
@@ -92,6 +100,8 @@ def test_each_outcome_has_its_fields_and_its_last_line(place: Place, case: str) 
     with place.started(*argv) as process:
         if number:
             assert eventually((place.root / "up").exists)
+            if script.endswith("exec sleep 100"):  # not the shell, which may catch the signal until then
+                assert eventually(lambda: "sleep" in map(name_of, place.everybody()))
             process.send_signal(number)
         error = process.communicate(timeout=120)[1]
     report = json.loads(file.read_text())
