@@ -11,7 +11,7 @@ APART := contract or generators or faults or ui or deployments or campaign or se
 # build/lib from before goes, since modules that have moved would be installed from there.
 ALONE := flock pyproject.toml sh -c
 # Directories of which all tests are apart: several workers need not import them.
-NOTHING_HERE := tests/faults tests/containers tests/processes/peers
+NOTHING_HERE := tests/faults tests/containers
 WORKERS ?= 5
 
 .PHONY: help install hooks demo test coverage lint format types docs build size picture bench test-containers test-generators test-contract test-defects test-campaigns test-server test-fleet test-faults test-peers test-deployments test-scale test-ui test-versions test-all images scale soak clean
@@ -165,10 +165,8 @@ images: ## Build the images of deployments/docker, and run a guarded generation 
 test-faults: $(VENV)/.test ## Inject real faults; best as root.
 	$(BIN)/pytest -m faults tests/faults $(ARGS)
 
-# The checks of timeout's, dumb-init's and tini's own test suites on `cachewatch exec`; writes build/peers.md.
-test-peers: $(VENV)/.peers ## Run the checks of timeout's, dumb-init's and tini's test suites, and the planner beside simpy; write build/peers.md.
-	@mkdir -p build
-	PEERS_TABLE=build/peers.md $(BIN)/pytest -n 2 -m peers tests/processes/peers tests/engine/capacity $(ARGS)
+test-peers: $(VENV)/.peers ## Compare the planner with simpy, an independent simulator.
+	$(BIN)/pytest -m peers tests/engine/capacity $(ARGS)
 
 # Containers on an engine of its own: podman with runc, as root (Debian: podman runc catatonit busybox-static).
 test-containers: $(VENV)/.test ## Test containers on an engine of its own; as root.
@@ -196,7 +194,7 @@ test-versions: ## Test the lowest and the newest Prefect, and each Python; ARGS=
 	$(PYTHON) tests/versions.py $(ARGS)
 
 # The targets one after another; a failure holds up none. What CI leaves to it: campaigns, every fault as both users,
-# generators, peers, independent simulators, all versions, coverage.
+# generators, independent simulators, all versions, coverage.
 ALL := lint types docs build test demo test-contract test-campaigns test-server test-fleet test-faults test-deployments test-containers \
        test-generators test-scale test-ui test-peers test-versions test-defects coverage soak
 test-all: ## Run everything, as before a release; about two hours.

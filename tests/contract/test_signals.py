@@ -123,6 +123,7 @@ def test_a_command_that_is_killed_leaves_nobody_and_frees_the_directory(place: P
             run.process.send_signal(signal.SIGCONT)  # a stopped process dies of SIGKILL alone
         assert run.process.wait(60) == -getattr(signal, f"SIG{name}")
         assert eventually(lambda: state(run.pid) == "")
+        assert "15" in run.heard(), "it is told before it is killed"
     assert place.exec(*CALM, command=["true"]).status == 0
 
 
@@ -409,6 +410,29 @@ def test_a_caller_that_ignores_sigchld_gets_the_commands_status_and_a_stop(place
         if not ends:
             run.process.send_signal(signal.SIGTERM)
         assert (run.end() if ends else run.process.wait(60)) == (0 if ends else 143)
+
+
+def test_a_child_that_the_caller_had_before_is_not_taken_for_the_command(place: Place) -> None:
+    place.before = ["sh", "-c", 'setsid sleep .1 & exec "$@"', "sh"]
+    assert place.exec(*CALM, command=["sh", "-c", "sleep 1; exit 5"]).status == 5
+
+
+def test_the_signal_of_a_parents_death_reaches_the_command(place: Place) -> None:
+    # As `tini -p USR1`: setpriv's setting outlives the exec.
+    place.before = ["sh", "-c", '"$@" & wait; :', "sh", "setpriv", "--pdeathsig", "USR1"]
+    with listening(place) as run:
+        run.process.kill()  # the shell, which is the parent of cachewatch
+        assert eventually(lambda: run.heard()[1:] == ["10"])
+        (place.root / "end").touch()
+
+
+def test_one_in_another_stops_the_command_of_both(place: Place) -> None:
+    inner = [COMMAND, "exec", "--cache-dir", place.root / "inner", *CALM, "--", *place.program(LISTENER)]
+    with place.started("exec", "--cache-dir", place.cache, *CALM, "--grace", "60s", "--", *inner) as outer:
+        assert eventually(lambda: _heard(place.root / "heard") == ["ready"])
+        outer.send_signal(signal.SIGTERM)
+        assert outer.wait(120) == 143
+    assert "15" in _heard(place.root / "heard")
 
 
 # On a terminal, with a shell

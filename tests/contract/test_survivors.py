@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.contract.harness import QUICK, WELL, Place, eventually, state
+from tests.contract.harness import QUICK, WELL, Place, assert_refused, eventually, state
 
 TREES = Path(__file__).with_name("trees.py")
 LIFE_S = 300
@@ -332,6 +332,43 @@ def test_what_a_command_leaves_behind_is_waited_for_and_watched(tree: Tree) -> N
     assert tree.status() == 124
     tree.assert_gone()
     assert tree.report()["growth"]["files_present"] == 20
+
+
+# A hundred orphans that end one after the other; zombies would still be the guard's.
+ORPHANS = """
+import subprocess
+subprocess.run(["sh", "-c", "for n in $(seq 100); do sleep 3 & done"])
+def below():
+    listed = subprocess.run(["ps", "-o", "comm=", "--ppid", str(os.getppid())], capture_output=True, text=True)
+    return listed.stdout.split()
+assert below().count("sleep") > 50
+while below() != [Path("/proc/self/comm").read_text().strip()]: time.sleep(0.1)
+"""
+
+
+def test_orphans_are_reaped_while_the_command_runs(place: Place) -> None:
+    ran = place.exec(*WELL, "--allow-empty", command=place.program(ORPHANS))
+    assert ran.status == 0, ran.stderr
+
+
+# As a sandbox in which prctl(PR_SET_CHILD_SUBREAPER) fails with EPERM.
+NO_REAPER = """
+import ctypes, struct
+libc = ctypes.CDLL(None)
+prctl = {"x86_64": 157, "aarch64": 167}[os.uname().machine]
+code = [(0x20, 0, 0, 0), (0x15, 0, 3, prctl), (0x20, 0, 0, 16), (0x15, 0, 1, 36), (6, 0, 0, 0x50001), (6, 0, 0, 0x7FFF0000)]
+buffer = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in code))
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, struct.pack("HxxxxxxP", len(code), ctypes.addressof(buffer))) == 0
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_where_orphans_cannot_be_adopted_nothing_is_started(place: Place) -> None:
+    place.before = place.program(NO_REAPER)
+    ran = place.run("exec", "--cache-dir", place.cache, "--", "touch", place.root / "ran")
+    assert_refused(ran, 125, "could be neither reaped nor stopped", "nothing was started")
+    assert not (place.root / "ran").exists()
 
 
 def everybody_killed(tree: Tree) -> list[int]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.prefect_database import fresh_home
 from tests.prefect_server import Server
 from tests.support import CACHEWATCH, PATIENCE_S, assert_none_left, eventually, new_tag, program, running, tagged
 
@@ -107,23 +105,3 @@ def test_ctrl_c_before_the_generator_exists_cancels_the_run_and_starts_nothing(t
     assert not (tmp_path / "heard").exists()
     run = flow_run(server, tag)
     assert run["state_type"] == "CANCELLED"
-
-
-@pytest.mark.server
-@pytest.mark.timeout(360)
-def test_ctrl_c_that_takes_the_temporary_server_along_is_a_cancellation(tmp_path: Path):
-    tag, heard = new_tag(), tmp_path / "heard"
-    env = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
-    env |= {"PREFECT_HOME": str(fresh_home(tmp_path / "prefect")), "CACHEWATCH_STATE": str(tmp_path / "state")}
-    said = tmp_path / "said"
-    with (
-        said.open("w") as stderr,
-        running(argv(tmp_path, tag), env=env, stderr=stderr, stdout=None, start_new_session=True) as process,
-    ):
-        assert eventually(lambda: heard.exists() and heard.read_text() == "ready\n", 4 * PATIENCE_S)  # a server's start
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to Prefect's temporary server too
-        assert process.wait(PATIENCE_S) == 130
-    assert_none_left(tag)
-    assert json.loads((tmp_path / "r.json").read_text())["outcome"] == "cancelled"
-    assert "Tensor cache generation was cancelled" in said.read_text()
-    assert "Traceback" not in said.read_text()

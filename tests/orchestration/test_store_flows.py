@@ -136,33 +136,6 @@ def test_a_whole_cache_of_the_same_key_is_not_generated_again(store: CacheStore,
     store.verify("llama")
 
 
-def test_what_the_checks_refuse_is_kept_aside_and_the_old_cache_stays(
-    store: CacheStore, tmp_path: Path, events: list[Any]
-) -> None:
-    first = run(job(), policy(store)).result().publication
-    events.clear()
-    leaves = WRITES + "open(os.path.join(sys.argv[1], 'layer9.tensorbin.tmp.7.1'), 'w').write('half')\n"
-    report = tmp_path / "report.json"
-    state = run(job(leaves), policy(store), outputs={"report": report})
-    assert (state.type, state.name) == ("FAILED", "VerificationFailed")
-    assert "a temporary file was left behind: layer9.tensorbin.tmp.7.1" in str(state.message)
-    assert Path(store.current_path("llama")).resolve() == Path(first.path)
-    written = json.loads(report.read_text())
-    assert written["outcome"] == "verification_failed"
-    assert (Path(written["publication"]["quarantine"]) / "layer9.tensorbin.tmp.7.1").read_text() == "half"
-    assert written["publication"]["findings"][0]["category"] == "temporary_file"
-    assert named(events, "cachewatch.cache") == ["cachewatch.cache.quarantined"]
-    assert named(events, "prefect.asset.materialization") == []
-
-
-def test_the_users_check_command_decides(store: CacheStore) -> None:
-    check = "import sys; print('layer2 is corrupt'); sys.exit(3)"
-    state = run(job(), policy(store, check_command=[sys.executable, "-c", check, "{cache_dir}"]))
-    assert state.name == "VerificationFailed"
-    assert "ended with exit code 3 (layer2 is corrupt)" in str(state.message)
-    assert builds(store) == ["quarantined"]
-
-
 def test_a_check_command_that_does_not_exist_is_refused_before_the_generation(store: CacheStore) -> None:
     state = run(job(), policy(store, check_command=["/no/such/check"]))
     assert state.name == "Refused" and "/no/such/check" in str(state.message)

@@ -50,15 +50,6 @@ def test_a_stopped_file_server_does_not_outlive_its_client():
     assert printed("spawn", source) == ["False"]
 
 
-def test_whoever_ignores_the_ends_of_its_children_has_a_file_server():
-    source = """
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        print(Aside.spawn().run(len, "abc", timeout_s=30))
-        aside.close()
-    """
-    assert printed("fork", source) == ["3"]
-
-
 def test_a_file_server_that_vanishes_while_it_is_ended_is_no_error():
     source = """
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)

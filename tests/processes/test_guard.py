@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 import uuid
@@ -23,7 +22,6 @@ from prefect_cachewatch.supervise.proc import (
     read_stat,
     send_signal,
 )
-from prefect_cachewatch.supervise.reading import find_by_run_token
 from prefect_cachewatch.supervise.supervisor import Launch
 from support import (
     PATIENCE_S,
@@ -167,17 +165,6 @@ def test_children_of_every_thread_are_found():
         (sleeper,) = below
         assert eventually(lambda: command_line(sleeper) == ["sleep", "100"])
         os.kill(sleeper, signal.SIGKILL)
-
-
-def test_processes_are_found_by_the_run_token_they_were_started_with():
-    run_token = uuid.uuid4().hex
-    process = subprocess.Popen(["sleep", str(LIFE_S)], env={"CACHEWATCH_ID": run_token})
-    try:
-        assert eventually(lambda: list(find_by_run_token(run_token)) == [process.pid])
-        assert find_by_run_token(run_token[:-1]) == {}
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_a_signal_that_comes_while_a_client_is_being_made_is_kept_and_breaks_nothing(monkeypatch):

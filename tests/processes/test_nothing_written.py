@@ -189,11 +189,6 @@ def test_one_of_two_directories_that_was_written_to_is_enough(cache: Path, tmp_p
     assert run_exec(cache, *WELL, "--cache-dir", str(second), command=command).status == 0
 
 
-def test_the_generators_own_exit_code_goes_before(cache: Path) -> None:
-    ran = run_exec(cache, *WELL, command=["sh", "-c", "exit 7"])
-    assert (ran.status, ran.report["outcome"]) == (7, "failed")
-
-
 def test_a_server_that_got_ready_may_have_written_nothing(cache: Path) -> None:
     ran = run_exec(cache, *WELL, "--ready", "log=ready", "--then", "stop", command=["sh", "-c", "echo ready; sleep 60"])
     assert (ran.status, ran.report["outcome"]) == (0, "completed")

@@ -68,59 +68,6 @@ def counters(growth: Growth) -> tuple[int, int]:
     return growth.bytes_written, growth.bytes_kept
 
 
-def test_what_was_there_at_the_start_is_no_growth():
-    disk = Disk({"/c/a": File(1, 10**9)})
-    assert disk.start == Growth(bytes_present=10**9, allocated_present=10**9, files_present=1)
-    same = disk.scan({"/c/a": File(1, 10**9)})
-    assert counters(same) == (0, 0)
-    assert same.last_path is None
-    assert same.newest_changed_ns is None
-    assert same.touched_ns is None
-
-
-def test_a_new_file_counts_its_size_and_its_blocks():
-    grown = Disk().scan({"/c/a": File(1, 5000, st_ctime_ns=77)})
-    assert grown == Growth(
-        bytes_written=5000, allocated_written=5120, bytes_kept=5000, allocated_kept=5120,
-        bytes_present=5000, allocated_present=5120, files_present=1,
-        touched_ns=77, newest_changed_ns=77, last_path="/c/a",
-    )  # fmt: skip
-
-
-def test_a_path_that_is_written_anew_counts_only_beyond_what_was_counted_for_it():
-    disk = Disk({})
-    assert counters(disk.scan({"/c/a": File(1, 1000, st_ctime_ns=1)})) == (1000, 1000)
-    assert counters(disk.scan({"/c/a": File(2, 800, st_ctime_ns=2)})) == (1000, 0)
-    assert counters(disk.scan({"/c/a": File(3, 1500, st_ctime_ns=3)})) == (1500, 500)
-    assert counters(disk.scan({})) == (1500, 0)
-    assert counters(disk.scan({"/c/a": File(4, 1600, st_ctime_ns=5)})) == (1600, 100)
-
-
-def test_a_sparse_file_counts_by_size_at_once_and_by_blocks_as_it_is_filled():
-    disk = Disk()
-    made = disk.scan({"/c/a": File(1, 2**26, blocks=2048)})
-    assert (made.bytes_written, made.allocated_written) == (2**26, 2**20)
-    filled = disk.scan({"/c/a": File(1, 2**26, blocks=4096, st_ctime_ns=2)})
-    assert (filled.bytes_written, filled.allocated_written) == (2**26, 2**21)
-    assert filled.last_path == "/c/a"
-
-
-def test_a_preallocated_file_that_is_filled_in_place_is_touched_and_does_not_grow():
-    disk = Disk()
-    disk.scan({"/c/a": File(1, 2**26)})
-    filled = disk.scan({"/c/a": File(1, 2**26, st_mtime_ns=8, st_ctime_ns=9)})
-    assert counters(filled) == (2**26, 2**26)
-    assert (filled.touched_ns, filled.last_path, filled.overwriting_ns) == (9, None, None)
-
-
-@pytest.mark.parametrize("size", [400, 1000])
-def test_what_stood_there_at_the_start_and_is_written_anew_counts_as_far_as_it_was_seen(size):
-    disk = Disk({"/c/a": File(1, 1000)})
-    assert counters(disk.scan({"/c/a": File(1, size, st_mtime_ns=8, st_ctime_ns=8)})) == (size, size)
-    assert counters(disk.scan({"/c/a": File(1, 1000, st_mtime_ns=9, st_ctime_ns=9)})) == (1000, 1000)
-    assert counters(disk.scan({"/c/a": File(1, 1200, st_mtime_ns=10, st_ctime_ns=10)})) == (1200, 1200)
-
-
 def test_a_large_file_may_be_overwritten_in_place_for_as_long_as_its_size_takes():
     size, second = 10 * ledger_module._OVERWRITE_BYTES_PER_S, 10**9
     disk = Disk({"/c/a": File(1, size)})
@@ -159,40 +106,6 @@ def test_the_listing_goes_by_what_was_seen_and_by_no_date_that_a_generator_gives
         ("/d/one", 1, 10),
     ]
     assert (listing["total_files"], listing["total_bytes"], listing["rest"]) == (10, 99, [("/c/", 8, 80)])
-
-
-def test_a_touch_is_no_write_and_neither_is_a_change_of_mode_owner_or_name():
-    disk = Disk({"/c/a": File(1, 10**6, st_atime_ns=5)})
-    seen = [disk.scan({"/c/a": File(1, 10**6, st_mtime_ns=n, st_ctime_ns=n, st_atime_ns=n)}) for n in range(7, 20)]
-    seen.append(disk.scan({"/c/a": File(1, 10**6, st_mtime_ns=19, st_ctime_ns=30, st_atime_ns=5)}))
-    seen.append(disk.scan({"/c/b": File(1, 10**6, st_mtime_ns=19, st_ctime_ns=31, st_atime_ns=5)}))
-    assert {counters(growth) for growth in seen} == {(0, 0)}
-    # A file that was read and written within one tick, or by a mapping, looks the same: it is progress once.
-    assert [growth.overwriting_ns for growth in seen] == [7] + [None] * 14
-
-
-def test_a_change_time_that_moves_alone_is_progress_once_since_the_date_may_have_been_set_back():
-    disk = Disk({"/c/a": File(1, 1000), "/c/b": File(2, 1000)})
-    changed = disk.scan({"/c/a": File(1, 1000, st_ctime_ns=7), "/c/b": File(2, 1000)})
-    again = disk.scan({"/c/a": File(1, 1000, st_ctime_ns=8), "/c/b": File(2, 1000)})
-    renamed = disk.scan({"/c/a": File(1, 1000, st_ctime_ns=8), "/c/c": File(2, 1000, st_ctime_ns=9)})
-    linked = {"/c/c": File(2, 1000, st_ctime_ns=10, st_nlink=2), "/c/d": File(2, 1000, st_ctime_ns=10, st_nlink=2)}
-    seen = [changed, again, renamed, disk.scan({"/c/a": File(1, 1000, st_ctime_ns=8), **linked})]
-    assert [(*counters(growth), growth.overwriting_ns) for growth in seen] == [(0, 0, 7)] + [(0, 0, None)] * 3
-
-
-ODD_TIMES = (10**9 * 1_700_000_000_000, -(2**80), -(2**63) - 1, -1, 0, 2**63, 2**64, 2**64 + 5, 2**90)
-
-
-def test_no_date_that_a_file_can_be_given_is_too_odd():
-    for one, two in itertools.permutations(ODD_TIMES, 2):
-        disk = Disk({"/c/a": File(1, 1000, st_mtime_ns=one, st_ctime_ns=5), "/c/b": File(2, 10)})
-        seen = disk.scan({"/c/a": File(1, 1000, st_mtime_ns=one, st_ctime_ns=6), "/c/b": File(2, 10)})
-        assert counters(seen) == (0, 0)
-        grown = disk.scan({"/c/a": File(1, 1500, st_mtime_ns=two, st_ctime_ns=7), "/c/b": File(2, 10)})
-        assert (counters(grown), grown.last_path) == ((500, 500), "/c/a")
-        moved = disk.scan({"/c/c": File(1, 1500, st_mtime_ns=two, st_ctime_ns=8), "/c/b": File(2, 10)})
-        assert (moved.bytes_written, moved.files_present) == (500, 2)
 
 
 def test_an_inode_number_that_was_used_again_is_another_file():
@@ -305,41 +218,6 @@ def test_a_large_directory_that_was_renamed_under_the_scan_keeps_its_credit():
     disk = Disk(many)
     disk.scan({})
     assert counters(disk.scan({path.replace("/a/", "/b/"): file for path, file in many.items()})) == (0, 0)
-
-
-def test_files_of_one_directory_may_lie_on_several_devices():
-    start = {"/c/a": File(1, 1000, st_dev=5), "/c/b": File(2, 1000, st_dev=5)}  # overlayfs over two file systems
-    disk = Disk(start)
-    new = {"/c/d": File(1, 700, st_dev=6, st_ctime_ns=2), "/c/e": File(2, 300, st_dev=6, st_ctime_ns=2)}
-    assert counters(disk.scan(start | new)) == (1000, 1000)
-    grown = new | {"/c/d": File(1, 800, st_dev=6, st_ctime_ns=3)}
-    for _ in range(2):
-        growth = disk.scan(start | grown)
-        assert (counters(growth), growth.files_present, growth.bytes_present) == ((1100, 1100), 4, 3100)
-
-
-def test_where_numbers_do_not_last_a_file_is_known_by_its_path():
-    def numbered(first: int, **changes: File) -> dict[str, File]:
-        files = {f"/c/{n}": File(first + n, 1000 + n, st_mtime_ns=n + 1, st_ctime_ns=n + 1) for n in range(5)}
-        return files | {f"/c/{name}": file for name, file in changes.items()}
-
-    disk = Disk(numbered(10), by_path=("/c/",))
-    for first in (20, 30, 31, 29):
-        assert counters(disk.scan(numbered(first))) == (0, 0)
-    new = File(11, 500, st_mtime_ns=50, st_ctime_ns=50)  # the number of another file
-    assert counters(disk.scan(numbered(10, new=new))) == (500, 500)
-    assert counters(disk.scan(numbered(50, new=replace(new, st_ino=3, st_size=800, st_ctime_ns=60)))) == (800, 800)
-    # Renamed, it counts once more: late by a window at most.
-    assert counters(disk.scan(numbered(60, moved=replace(new, st_size=800)))) == (1600, 800)
-
-
-def test_files_that_change_places_are_no_reason_to_distrust_their_numbers():
-    one, two = File(1, 1000), File(2, 1000)  # made within one tick of the clock
-    disk = Disk({"/c/a": one, "/d/a": two})
-    assert counters(disk.scan({"/c/a": two, "/d/a": one})) == (0, 0)
-    assert counters(disk.scan({"/c/a": two, "/d/a": replace(one, st_ctime_ns=5)})) == (0, 0)
-    moving = {"/c/a": two, "/d/a": replace(one, st_ctime_ns=5), "/e/a": replace(one, st_ctime_ns=6)}
-    assert counters(disk.scan(moving)) == (0, 0)
 
 
 class History(RuleBasedStateMachine):
@@ -468,15 +346,3 @@ class History(RuleBasedStateMachine):
 
 TestAnyHistory = History.TestCase
 TestAnyHistory.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-
-
-@pytest.mark.parametrize("step", [1, 3])
-def test_a_tree_that_only_grows_is_counted_to_the_byte_whatever_the_scans_miss(step):
-    disk, files, written = Disk(), {}, 0
-    for n in range(30):
-        path = f"/c/layer{n // 3}"
-        before = files.get(path, File(n // 3 + 1, 0)).st_size
-        files[path] = File(n // 3 + 1, before + 1000 + n, st_ctime_ns=n + 2)
-        written += 1000 + n
-        if n % step == step - 1:
-            assert disk.scan(files).bytes_written == written

@@ -50,17 +50,6 @@ def put(path: Path, size: int = 1) -> Path:
     return path
 
 
-def test_every_regular_file_below_the_directory_is_seen(tmp_path):
-    put(tmp_path / "c/a", 3), put(tmp_path / "c/x/y/z/b", 5), put(tmp_path / "c/empty", 0)
-    seen, walk = look(tmp_path / "c")
-    root = str(tmp_path / "c")
-    assert seen == {f"{root}/a": 3, f"{root}/x/y/z/b": 5, f"{root}/empty": 0}
-    assert walk.directories == 4
-    assert walk.errors == []
-    assert [(r.path, r.missing, r.error) for r in walk.roots] == [(root, False, None)]
-    assert walk.roots[0].inode == (tmp_path / "c").stat().st_ino
-
-
 def test_a_missing_directory_is_said_and_is_no_exception(tmp_path):
     _, walk = look(tmp_path / "nowhere")
     assert [(r.missing, r.error) for r in walk.roots] == [(True, "No such file or directory")]

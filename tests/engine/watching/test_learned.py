@@ -75,15 +75,6 @@ def test_a_healthy_next_run_is_silent_for_longer_than_all_before_no_more_often_t
         assert beyond / tries >= chance - error
 
 
-def test_runs_that_depend_on_each_other_but_are_exchangeable_keep_the_bound():
-    random, tries, runs, beyond = Random(7), 4000, 9, 0
-    for _ in range(tries):
-        scale = random.paretovariate(0.7)  # how busy the storage is, the same for all runs
-        *past, following = [scale * random.expovariate(1) for _ in range(runs + 1)]
-        beyond += following > max(past)
-    assert beyond / tries <= 1 / (runs + 1) + 0.02
-
-
 class Run:
     """A rule with a learned window and its clock."""
 

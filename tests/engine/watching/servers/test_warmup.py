@@ -59,14 +59,6 @@ def test_silence_after_the_last_byte_is_warm_up_and_lasts_no_longer_than_its_win
     ]
 
 
-def test_without_a_server_the_same_silence_is_a_stall():
-    rule = StallRule(StallPolicy(**WINDOWS), 0.0)
-    rule.observe(15, 15, Measurement(MIB, MIB, newest_age_s=0.0, bytes_present=MIB))
-    for t in range(30, 315, 15):
-        assert not rule.observe(t, t, Measurement(MIB, MIB, bytes_present=MIB)).final
-    assert rule.observe(315, 315, Measurement(MIB, MIB, bytes_present=MIB)).kind == "no_growth"
-
-
 def test_growth_in_warm_up_returns_to_writing_and_its_window_counts_from_the_new_last_byte():
     server = Server()
     server.at(15, MIB)
