@@ -17,6 +17,8 @@ ENDS = {
     "a warm cache and nothing new": ("exit 0", WELL, 0, "completed", None),
     "an empty cache": ("exit 0", WELL, 1, "nothing_written", None),
     "an empty cache that may be": ("exit 0", (*WELL, "--allow-empty"), 0, "completed", None),
+    "directories and a log": ("mkdir -p $C/a/b; echo done > $C/run.log", WELL, 1, "nothing_written", None),
+    "an empty file": ("touch $C/layer0.bin", WELL, 0, "completed", None),
     "its own 1": (WRITES + "exit 1", WELL, 1, "failed", None),
     "its own 3 without a file": ("exit 3", WELL, 3, "failed", None),
     "its own 124, as of a stall": (WRITES + "exit 124", WELL, 124, "failed", None),

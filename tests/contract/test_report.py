@@ -265,6 +265,7 @@ def test_a_report_that_cannot_be_written_at_the_end_is_elsewhere_and_the_status_
     options = ("--cache-dir", place.cache, *WELL, "--no-bundle", "--report", "reports/r.json")
     ran = place.run("exec", *options, "--", "sh", "-c", script)
     (elsewhere,) = (place.root / "tmp").glob("*.json")
+    assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o600
     assert (ran.status, json.loads(elsewhere.read_text())["exit_code"]) == (3, 3)
     assert str(elsewhere) in ran.stderr
     ran = place.run(

@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults.conftest import Front
 from tests.faults.harness import Sandbox, living, until
-from tests.prefect_server import PATIENCE_S, free_port
+from tests.prefect_server import PATIENCE_S
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -26,16 +26,6 @@ def generate(box: Sandbox, url: str, name: str, command: list[str], *options: st
     env = box.env(PREFECT_API_URL=url, PREFECT_HOME=str(box.root / "home" / "prefect"))
     with open(box.root / "out" / "stderr.txt", "wb") as stderr:
         return box.popen([*box.prelude, *argv], env=env, stderr=stderr, stdout=stderr)
-
-
-def test_a_server_that_is_down_before_the_start_is_said_in_one_sentence(own_sandbox: Sandbox) -> None:
-    url = f"http://127.0.0.1:{free_port()}/api"
-    process = generate(own_sandbox, url, "down", ["touch", str(own_sandbox.root / "ran")])
-    assert process.wait(120) == 125
-    text = own_sandbox.stderr()
-    assert f"the Prefect API at {url} cannot be reached: start it with `prefect server start`" in text
-    assert text.count("\n") == 1, text
-    assert not (own_sandbox.root / "ran").exists()
 
 
 def told(box: Sandbox, command: list[str]) -> tuple[Path, list[str]]:

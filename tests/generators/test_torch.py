@@ -45,22 +45,6 @@ def test_a_frozen_compiler_is_a_stall_and_no_part_of_it_is_left(torch_python: st
     assert run.left == {}
 
 
-def test_killing_the_parent_alone_leaves_no_compiler_behind(torch_python: str, cache_dir: Path) -> None:
-    compilers: list[int] = []
-
-    def kill_parent(mark: str, ended: Callable[[], bool]) -> None:
-        compilers.append(_await_compiler(mark, ended, cache_dir))
-        # The compiler stands still, so that it cannot end by itself in the meantime.
-        os.kill(compilers[0], signal.SIGSTOP)
-        (parent,) = [pid for pid in marked_processes(mark) if b"torch_inductor.py" in _argv(pid)]
-        os.kill(parent, signal.SIGKILL)
-
-    run = _compile(torch_python, cache_dir, "60s", kill_parent)
-    assert (run.exit_code, run.report["outcome"], run.report["signal"]) == (137, "failed", signal.SIGKILL)
-    assert run.left == {}
-    assert not Path(f"/proc/{compilers[0]}").exists()
-
-
 def _compile(
     python: str,
     cache_dir: Path,

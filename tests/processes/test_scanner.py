@@ -81,34 +81,7 @@ def test_the_scan_process_keeps_no_descriptor_on_the_tree(scanner, tmp_path):
     assert os.readlink(f"/proc/{scanner.pid}/cwd") == "/"
 
 
-def test_clean_removes_what_the_job_wrote_and_nothing_else(scanner, tmp_path):
-    root, elsewhere = tmp_path / "c", tmp_path / "elsewhere"
-    (root / "kept").mkdir(parents=True)
-    (root / "kept/before").write_bytes(b"x" * 10)
-    elsewhere.mkdir()
-    (elsewhere / "precious").write_bytes(b"x")
-    scanner.request("begin", roots=[str(root)], ignore=["*.log"])
-    scanner.request("remember")
-    (root / "kept/new").write_bytes(b"x" * 20)
-    (root / "made/deep").mkdir(parents=True)
-    (root / "made/deep/f").write_bytes(b"x" * 30)
-    (root / "made/link").symlink_to(elsewhere)
-    (root / "before-renamed").hardlink_to(root / "kept/before")
-    scanner.request("sight")
-    answer = scanner.request("clean", PATIENCE_S)
-    assert (answer["removed"], answer["problems"]) == (2, [])
-    assert (root / "kept/before").read_bytes() == b"x" * 10
-    assert (elsewhere / "precious").exists()
-    assert not (root / "kept/new").exists()
-    assert not (root / "made/deep").exists()
-
-
 # The pre-flight
-
-
-def test_a_job_with_directories_in_one_another_is_no_hindrance_to_itself(tmp_path):
-    with CacheDirectories([tmp_path / "c", tmp_path / "c/below"]) as site:
-        assert len(site.paths) == 2
 
 
 def test_links_are_resolved_once_and_a_directory_given_twice_is_one(tmp_path):

@@ -36,13 +36,6 @@ def sticky(tmp_path):
     return path
 
 
-def test_a_new_file_is_the_owners_alone_and_nothing_is_left_beside_it(tmp_path):
-    write_file(tmp_path / "r.json", b"{}")
-    assert (tmp_path / "r.json").read_bytes() == b"{}"
-    assert mode_of(tmp_path / "r.json") == 0o600
-    assert os.listdir(tmp_path) == ["r.json"]
-
-
 def test_what_is_no_secret_gets_the_mode_of_the_umask(tmp_path):
     before = os.umask(0o027)
     try:
@@ -50,25 +43,6 @@ def test_what_is_no_secret_gets_the_mode_of_the_umask(tmp_path):
     finally:
         os.umask(before)
     assert mode_of(tmp_path / "plan.html") == 0o640
-
-
-@pytest.mark.parametrize(
-    "mode",
-    [
-        0o640,
-        0o600,
-    ],
-)
-def test_a_file_that_is_there_keeps_its_mode_and_is_another_file(tmp_path, mode):
-    path = tmp_path / "r.json"
-    path.write_text("old")
-    path.chmod(mode)
-    inode = path.stat().st_ino
-    with path.open() as reader:
-        write_file(path, b"new")
-        assert reader.read() == "old"
-    assert (mode_of(path), path.read_text()) == (mode, "new")
-    assert path.stat().st_ino != inode
 
 
 @as_root

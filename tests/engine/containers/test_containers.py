@@ -207,11 +207,6 @@ def test_the_command_refuses_what_is_missing_before_it_touches_anything(tmp_path
     assert "--env UNSET_HERE is not set in this environment" in refused("--image", "i", "--env", "UNSET_HERE")
 
 
-def test_a_directory_of_the_host_is_no_working_directory_of_a_container():
-    with pytest.raises(ValidationError, match=r"set container\.workdir for one in the container"):
-        CacheJob(name="x", cache_dirs=["/c"], cwd="/tmp", container=ContainerSpec(image="i"))
-
-
 def test_a_job_with_a_container_says_what_to_install_where_the_sdk_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "docker", None)
     monkeypatch.setitem(sys.modules, "docker.errors", None)

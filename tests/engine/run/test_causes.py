@@ -44,17 +44,6 @@ def test_where_nothing_can_have_changed_there_is_no_further_attempt(cause: str) 
     assert decide(ended(cause, "low", present=10_000)).again
 
 
-def test_exit_codes_that_are_named_are_tried_again_whatever_the_cause_and_no_others() -> None:
-    assert decide(ended("missing_module", exit_code=3), policy=RetryPolicy(retry_exit_codes=[3])).again
-    assert not decide(ended("unknown", exit_code=4), policy=RetryPolicy(retry_exit_codes=[3])).again
-
-
-def test_stalls_are_not_tried_again_where_the_policy_says_so() -> None:
-    stalled = ended("waiting_for_lock", name="stalled", exit_code=None)
-    assert decide(stalled).again
-    assert not decide(stalled, policy=RetryPolicy(retry_stalls=False)).again
-
-
 def test_the_same_traceback_twice_without_growth_ends_the_attempts() -> None:
     first, second = ended("python_error", present=10_000), ended("python_error", present=10_000)
     same = (last_traceback(TRACE + "layer 3 at 0x7f"), last_traceback("more\n" + TRACE + "layer 4 at 0x9e\nend\n"))

@@ -16,12 +16,6 @@ def test_the_corpus_is_pinned():
     }  # fmt: skip
 
 
-def test_an_alarm_of_the_peer_falls_at_a_poll_and_growth_refutes_it():
-    # Seen at 15; 300 s of silence have passed at 315; growth at 400 is seen at 405 and refutes it.
-    assert list(detection._alarms([10, 400], 600)) == [(315, True)]
-    assert list(detection._alarms([10, 309], 450)) == []
-
-
 def test_no_hang_of_the_corpus_escapes_the_default_policy():
     found = detection.measure([0, 1])
     assert set(found) == {"all", *FAMILIES, "recorded"}
