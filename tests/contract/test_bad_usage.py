@@ -35,7 +35,6 @@ BAD_USAGE = {
     "option of generate": (["--attempts", "3"], "--attempts", "cachewatch generate --help-all"),
     "option without its value": (["--log", "--poll", "1s"], "'--log' requires an argument", "--help"),
     "no pattern": (["--progress-log", "("], "--progress-log", "regular expression"),
-    "pattern of exponential time": (["--progress-log", "(a+)+b"], "--progress-log", "repetition"),
     "no way to be ready": (["--ready", "soon"], "--ready 'soon'", "http=URL"),
     "stop of no server": (["--then", "stop"], "--then", "--ready"),
     "unreadable settings": (["--config", "missing.toml"], "--config missing.toml", "No such file"),

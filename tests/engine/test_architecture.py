@@ -21,7 +21,7 @@ ROOMS = (
 )  # fmt: skip
 KNOW_PREFECT = ("tasks", "flows", "cli")
 # Helper processes start with `python -I -S`: there is no site-packages for them.
-HELPERS = ["supervise.guard", "measure.scan_process", "containers.warden", "watching.servers.match_process"]
+HELPERS = ["supervise.guard", "measure.scan_process", "containers.warden"]
 
 
 @cache

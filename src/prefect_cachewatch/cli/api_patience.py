@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn
 
 from prefect_cachewatch.cli.api_address import api_url, require_address, with_end
-from prefect_cachewatch.common.bounded import Bounded
 from prefect_cachewatch.common.console import lent_streams
 from prefect_cachewatch.common.files import write_within
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
+from prefect_cachewatch.common.within import within
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.watching.outcomes import OWN_FAILURE
 
@@ -53,7 +53,7 @@ def check_api(patience_s: float, instead: str = ", or unset PREFECT_API_URL to u
     require_address(url)
     version: object = None
     try:
-        version = Bounded().call(_ask_api, patience_s)
+        version = within(patience_s, _ask_api)
     except TimeoutError:
         why = f"has not answered within {format_duration(patience_s)}"
     except ValueError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import resource
 from collections.abc import Mapping, Sequence
@@ -13,10 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prefect_cachewatch.common.aside import AHEAD_S, Files
-from prefect_cachewatch.common.bounded import Bounded
 from prefect_cachewatch.common.directories import FileRefused, open_own_directory, state_directory
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_count
+from prefect_cachewatch.common.within import within
 from prefect_cachewatch.containers.engine import engine_candidates, failures, ping, reason_of
 from prefect_cachewatch.containers.janitor import clear_containers
 from prefect_cachewatch.errors import InputError
@@ -127,7 +126,7 @@ def _ping_first(candidates: Sequence[str], patience_s: float) -> tuple[str | Non
     reasons = []
     for url in candidates:
         try:
-            api_version, is_podman = Bounded().call(functools.partial(ping, url, patience_s), 2 * patience_s)
+            api_version, is_podman = within(2 * patience_s, ping, url, patience_s)
         except TimeoutError:
             reasons.append(f"{url}: no answer in time")
         except failures() as error:
@@ -199,7 +198,7 @@ def check_leftovers(files: Files) -> Check:
     """Stop what runs whose guards have died left behind, as the start of each run does, and name it."""
     try:
         processes = files.run(clear_leftovers, timeout_s=AHEAD_S)
-        containers = Bounded().call(clear_containers, AHEAD_S)
+        containers = within(AHEAD_S, clear_containers)
     except (OSError, TimeoutError) as error:
         why = str(error) or f"no answer within {AHEAD_S:.0f} s"
         return Check(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,7 +12,7 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config.container import VOLUME_PREFIX, ContainerSpec
 from prefect_cachewatch.config.forms import OFF
 from prefect_cachewatch.config.quantities import EnvName, InputModel, OptionalSize, check_absolute
-from prefect_cachewatch.config.ready import ReadyOnExit, ReadyWhen, check_pattern, prefer_any_of
+from prefect_cachewatch.config.ready import ReadyOnExit, ReadyWhen, compile_pattern, prefer_any_of
 from prefect_cachewatch.measure.walk import DEFAULT_IGNORE
 
 # Stands for the directory that a store assigns to a build, in commands, environments and cache_dirs.
@@ -141,7 +140,7 @@ class CacheJob(InputModel):
     @classmethod
     def _searchable(cls, patterns: list[str]) -> list[str]:
         for pattern in patterns:
-            groups = re.compile(check_pattern(pattern)).groupindex
+            groups = compile_pattern(pattern).groupindex
             if "total" in groups and "done" not in groups:
                 raise ValueError(
                     f"pattern '{for_terminal(pattern)}' has a group total and none named done: name what counts up to it"

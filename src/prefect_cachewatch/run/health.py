@@ -9,7 +9,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from prefect_cachewatch.common.bounded import HttpAddress
+from prefect_cachewatch.common.http_address import HttpAddress
 from prefect_cachewatch.common.secrets import redact
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration

@@ -280,7 +280,7 @@ class Watch:
             if not running:
                 self.output.finish()
                 if self.serving is not None:
-                    self.serving.watcher.close()
+                    self.serving.finish(None)
                 if self.logged is not None:
                     self.logged.close()
                 self._remove_server_log()
@@ -552,8 +552,8 @@ class Watch:
             from prefect_cachewatch.watching.servers.serving import ServerReadiness  # noqa: PLC0415 - most generators are no servers
 
             self.serving = ServerReadiness(self.job, self.stall, "".join(self.site.paths[:1]), clock=self._clock)
-            self.serving.watcher.prepare()
-            self.output.listeners.append(self.serving.watcher.feed)
+            self.serving.prepare()
+            self.output.listeners.append(self.serving.feed)
 
     def _prepare_logged(self) -> None:
         if self.job.progress_log:
@@ -569,7 +569,7 @@ class Watch:
         self.failed_writes.finish()
         if self.serving is not None:
             self.serving.finish(self._running().report)
-            if (problem := self.serving.watcher.problem) is not None:
+            if (problem := self.serving.problem) is not None:
                 self.state.note(problem)
         if self.logged is not None:
             self.logged.close()

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from prefect_cachewatch.common.units import format_bytes
-from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.watching.matcher import WINDOW, Match, OutputLines, PatternMatcher
 from prefect_cachewatch.watching.sections import LoggedProgress
 
@@ -136,15 +135,7 @@ class LogProgress:
         return found
 
     def prepare(self) -> None:
-        """Start the search, before the generator is started.
-
-        Raises:
-            InputError: its process cannot be started.
-        """
-        try:
-            self._matcher.start()
-        except OSError as error:
-            raise InputError(f"the process that searches for a pattern cannot be started: {error}") from error
+        """Start the search, before the generator is started."""
         self._thread.start()
 
     def begin(self, started_s: float) -> None:
@@ -175,7 +166,6 @@ class LogProgress:
                 self._dropped += len(self._waiting)
                 self._waiting.clear()
                 self._torn = True
-        self._matcher.close()
 
     def _run(self) -> None:
         looked_at, since_s = b"", self._clock()

@@ -1,37 +1,25 @@
-"""Searches texts from outside for regular expressions, in a process of its own; and cuts a stream into lines for it."""
+"""Searches the output for regular expressions, each within a limit of processor time; and cuts a stream into lines for it."""
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import struct
-import subprocess
-import threading
+import itertools
+import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from prefect_cachewatch.common.secrets import redact
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.supervise.helper_client import spawn_helper
-from prefect_cachewatch.watching.servers.match_process import (
-    ADD,
-    FIELD_END,
-    FIND,
-    FOUND,
-    LATE,
-    RECORD_END,
-    SEARCH,
-)
 
 WINDOW = 64 << 10
 """The longest text of one search, in bytes."""
 _LINE_MAX = 4096
 _SHOWN_MAX = 200
-_LENGTH = struct.Struct("<I")
-# The process limits its own processor time; this is for a machine on which it gets none.
-_ANSWER_S = 10.0
+_MATCHES_MAX = 200
 _LATE_MAX = 8
-_SLOW_S = 1.0
+# Processor time in seconds: elapsed time also grows on a busy machine.
+_WINDOW_CPU_S, _LINE_CPU_S, _LINES_CPU_S = 0.5, 0.1, 1.0
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True)
@@ -46,7 +34,7 @@ class Match:
 
 
 class PatternMatcher:
-    """Searches texts for regular expressions, in a process of its own; threads may share it.
+    """Searches texts for regular expressions. Other threads go on meanwhile.
 
     Args:
         patterns: checked already; ^ and $ are a line's begin and end.
@@ -57,28 +45,15 @@ class PatternMatcher:
         (True, False, None)
         >>> [(found.pattern, found.done, found.text) for found in matcher.find(b"shard 1; shard 2")]
         [(1, '1', 'shard 1'), (1, '2', 'shard 2')]
-        >>> matcher.close()
     """
 
     def __init__(self, *patterns: str) -> None:
         self.problem: str | None = None
         """Why a text was not searched to its end, in one sentence; None if all were."""
-        self._patterns = patterns
+        import regex  # noqa: PLC0415 - most jobs have no pattern, and it costs 2 MB
+
+        self._patterns = [regex.compile(pattern, regex.MULTILINE) for pattern in patterns]
         self._late = 0
-        self._closed = False
-        self._lock = threading.Lock()
-        self._link: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start the process, unless it runs: call it before a search is needed.
-
-        Raises:
-            OSError: it cannot be started.
-        """
-        with self._lock:
-            if self._link is None:
-                self._start()
 
     def search(self, text: bytes) -> bool:
         """Search one text.
@@ -89,93 +64,63 @@ class PatternMatcher:
         Returns:
             Whether a pattern matches; false within seconds if the search takes too long.
         """
-        return self._ask(SEARCH, text)[0] == FOUND
+        return bool(self._look(text, self._any, only_one=True))
 
     def find(self, text: bytes) -> list[Match]:
         """Find the different matches in a text, at most the last 200; fewer if the search takes too long."""
-        matches = []
-        for record in self._ask(FIND, text)[1].split(RECORD_END):
-            if record:
-                number, *parts = record.split(FIELD_END)
-                matches.append(Match(int(number), *parts))
-        return matches
+        return self._look(text, self._all, only_one=False)
 
-    def close(self) -> None:
-        """End the process; a search that is under way is cut short."""
-        self._closed = True
-        if (process := self._process) is not None:
-            process.kill()
-        with self._lock:
-            self._late = _LATE_MAX
-            self._end()
-
-    def _ask(self, kind: bytes, text: bytes) -> tuple[bytes, str]:
-        with self._lock:
-            if self._late >= _LATE_MAX:
-                return LATE, ""
-            found, began_s = b"", time.monotonic()
+    def _look(self, data: bytes, work: Callable[[str, float], list[Match]], *, only_one: bool) -> list[Match]:
+        if self._late >= _LATE_MAX:
+            return []
+        text = data.decode("utf-8", "replace")
+        try:
+            return work(text, _WINDOW_CPU_S)
+        except TimeoutError:
+            self._late += 1
+        # One line may be expensive, and another may match: each is searched by itself, as far as the time goes.
+        found: list[Match] = []
+        end_s = time.thread_time() + _LINES_CPU_S
+        lines = text.split("\n")
+        for line in itertools.takewhile(lambda _: time.thread_time() < end_s, lines if len(lines) > 1 else ()):
             try:
-                if self._link is None:
-                    self._start()
-                end_s = time.monotonic() + _ANSWER_S
-                self._send(kind + text)
-                answer = self._receive(1, end_s)
-                if kind == FIND:
-                    (length,) = _LENGTH.unpack(self._receive(_LENGTH.size, end_s))
-                    found = self._receive(length, end_s)
-            except OSError:  # past the deadline, killed, or not startable
-                self._end()
-                answer = LATE
-            # The end cuts a short search too; that says nothing of the pattern.
-            if answer == LATE and not (self._closed and time.monotonic() - began_s < _SLOW_S):
-                self._late += 1
-                self._tell()
-            return answer, found.decode("utf-8", "replace")
+                found += work(line, _LINE_CPU_S)
+            except TimeoutError:
+                continue
+            if found and only_one:
+                self._late -= 1
+                return found
+        self.problem = self._describe_late()
+        return found
 
-    def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = spawn_helper(
-                "prefect_cachewatch.watching.servers.match_process",
-                theirs.fileno(),
-                [theirs.fileno()],
-                "cachewatch-matcher",
-            )
-        self._link = ours
-        ours.settimeout(_ANSWER_S)
-        for pattern in self._patterns:
-            self._send(ADD + pattern.encode("utf-8", "surrogatepass"))
+    def _any(self, text: str, limit_s: float) -> list[Match]:
+        found = (pattern.search(text, concurrent=True, timeout=limit_s) for pattern in self._patterns)
+        return [Match(0, "", "", "", "") for match in found if match is not None][:1]
 
-    def _receive(self, count: int, end_s: float) -> bytes:
-        assert self._link is not None
-        data = b""
-        while len(data) < count:
-            self._link.settimeout(max(0.01, end_s - time.monotonic()))
-            if not (part := self._link.recv(count - len(data))):
-                raise ConnectionResetError
-            data += part
-        return data
+    def _all(self, text: str, limit_s: float) -> list[Match]:
+        """The different matches, the last ones."""
+        found: dict[tuple[int, str, str, str, str], Match] = {}
+        for number, pattern in enumerate(self._patterns):
+            for match in pattern.finditer(text, concurrent=True, timeout=limit_s):
+                groups = match.groupdict("")
+                done, total = groups.pop("done", ""), groups.pop("total", "")
+                shown = (
+                    _CONTROL.sub(" ", part)[:_SHOWN_MAX] for part in (done, total, " ".join(groups.values()), match[0])
+                )
+                one = Match(number, *shown)
+                key = (number, one.done, one.total, one.label, "" if done else one.text)
+                found.pop(key, None)
+                found[key] = one
+                if len(found) > _MATCHES_MAX:
+                    del found[next(iter(found))]
+        return list(found.values())
 
-    def _send(self, data: bytes) -> None:
-        assert self._link is not None
-        self._link.sendall(_LENGTH.pack(len(data)) + data)
-
-    def _end(self) -> None:
-        if self._link is not None:
-            self._link.close()
-            self._link = None
-        if self._process is not None:
-            self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(1.0)
-            self._process = None
-
-    def _tell(self) -> None:
-        shown = " or ".join(repr(for_terminal(redact(pattern), _SHOWN_MAX)) for pattern in self._patterns[:3])
+    def _describe_late(self) -> str:
+        shown = " or ".join(repr(for_terminal(redact(one.pattern), _SHOWN_MAX)) for one in self._patterns[:3])
         then = (
             "it is not searched for any more" if self._late >= _LATE_MAX else "what took so long counts as not matched"
         )
-        self.problem = (
+        return (
             f"the pattern {shown} takes too long to search for, and {then}: write it with the words that are printed and "
             "fewer .*"
         )

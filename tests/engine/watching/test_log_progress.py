@@ -1,4 +1,4 @@
-"""Progress in the output: what is news, by literals; the search in a stream, with the real matching process."""
+"""Progress in the output: what is news, by literals; the search in a stream."""
 
 from __future__ import annotations
 

@@ -14,17 +14,11 @@ from typing import TYPE_CHECKING, Literal
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
-from prefect_cachewatch.errors import CachewatchError, InputError, ScanError
+from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.supervise.proc import signal_name
 from prefect_cachewatch.supervise.supervisor import Supervisor, TreeEnd
 from prefect_cachewatch.watching.sections import Readiness
-from prefect_cachewatch.watching.servers.checks import (
-    FileCheck,
-    LogSearch,
-    ReadyCheck,
-    describe_wanted,
-    make_check,
-)
+from prefect_cachewatch.watching.servers.checks import ReadyCheck, make_check
 from prefect_cachewatch.watching.servers.warmup import PhaseChange, Warmup
 
 if TYPE_CHECKING:
@@ -36,150 +30,6 @@ _LAST_LOOK_S = 2.0
 _LOOK_EVERY_S = 1.0
 
 
-class ReadyWatch:
-    """Looks for one attempt's readiness.
-
-    Args:
-        ready: what to wait for.
-        first_dir: first cache directory, resolved.
-        clock: monotonic seconds.
-        check: the readiness check; default by the kind of `ready`.
-
-    Example:
-        >>> from prefect_cachewatch.config import ReadyOnLog
-        >>> waiting = ReadyWatch(ReadyOnLog(pattern="startup complete"), "/mnt/cache")
-        >>> waiting.prepare(); waiting.feed(memoryview(b"startup complete")); waiting.look()
-        True
-        >>> waiting.close()
-    """
-
-    def __init__(
-        self,
-        ready: ReadyServer,
-        first_dir: str,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        check: ReadyCheck | None = None,
-    ) -> None:
-        self.ready = ready
-        self.ready_s: float | None = None
-        """Monotonic time at which it was seen to be ready."""
-        self.last_answer: str | None = None
-        self._clock = clock
-        self._check = check or make_check(ready, first_dir)
-        self._stop = threading.Event()
-        self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def prepare(self) -> None:
-        """Look before the start: note the markers that exist already, and refuse a server that is ready already.
-
-        Raises:
-            InputError: an address is ready before the generator was started, or a marker cannot be looked for.
-        """
-        try:
-            self._prepare()
-        except BaseException:
-            self.close()
-            raise
-
-    def start(self, on_ready: Callable[[], None]) -> None:
-        """Begin to look.
-
-        Args:
-            on_ready: called once, in this watch's thread.
-        """
-        thread = threading.Thread(target=self._run, args=(on_ready,), name="cachewatch-ready", daemon=True)
-        thread.start()
-        self._thread = thread  # not earlier: `stop`, in a signal handler here, joins a started thread only
-
-    def feed(self, data: memoryview) -> None:
-        """Take in what the generator printed."""
-        if isinstance(self._check, LogSearch) and not self._check.found:
-            self._check.feed(data)
-            if self._check.found:
-                self._wake.set()
-
-    def look(self) -> bool:
-        """Look once; returns whether it is ready."""
-        answer = self._check.look()
-        if answer is not None:
-            if not self._stop.is_set():
-                self.last_answer = answer
-            return False
-        if self.ready_s is None:
-            self.ready_s = self._clock()
-        return True
-
-    def look_last(self) -> bool:
-        """Look once more after the generator's end, for a log line or a marker: these remain after it.
-
-        Returns:
-            Whether it was ready.
-        """
-        self.stop()
-        if self.ready_s is None and isinstance(self._check, FileCheck | LogSearch):
-            return self.look()
-        return self.ready_s is not None
-
-    def describe_missing(self) -> str:
-        """Say what did not come, as the end of a sentence."""
-        what, never = describe_wanted(self.ready)
-        if self.problem is not None:
-            return f"{what} {never} ({self.problem})"
-        if self.ready.kind == "log" or self.last_answer is None:
-            return f"{what} {never}"
-        last = self.last_answer if self.ready.kind == "file" else f"last answer: {self.last_answer}"
-        return f"{what} {never} ({for_terminal(last, 200)})"
-
-    @property
-    def problem(self) -> str | None:
-        """Why its output was not searched to its end; None if it was, or is not searched."""
-        return self._check.problem if isinstance(self._check, LogSearch) else None
-
-    def stop(self, timeout_s: float = _LAST_LOOK_S) -> None:
-        """Stop looking; a look that hangs is left behind, and so is a hand-over that takes too long.
-
-        Args:
-            timeout_s: the longest wait.
-        """
-        self._stop.set()
-        self._wake.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
-
-    def close(self) -> None:
-        """Stop looking, and end the helper."""
-        self.stop()
-        if self._thread is None or not self._thread.is_alive():
-            self._check.close()
-
-    def _prepare(self) -> None:
-        if isinstance(self._check, FileCheck | LogSearch):
-            try:
-                self._check.begin()
-            except OSError as error:
-                raise InputError(f"the process that searches for a pattern cannot be started: {error}") from error
-            except ScanError as error:
-                raise InputError(f"the marker file cannot be looked for: {error.message}") from error
-            return
-        if self._check.look() is None:
-            what, _ = describe_wanted(self.ready)
-            raise InputError(
-                f"{what} is ready before the generator was started, so another server is running there: stop it "
-                "(cachewatch stop --list shows those that were handed over), or give this one another port"
-            )
-
-    def _run(self, on_ready: Callable[[], None]) -> None:
-        while not self._stop.is_set():
-            self._wake.clear()
-            if self.look():
-                if not self._stop.is_set():
-                    on_ready()
-                return
-            self._wake.wait(_LOOK_EVERY_S)
-
-
 class ServerReadiness:
     """The server's side of an attempt.
 
@@ -188,7 +38,7 @@ class ServerReadiness:
         stall: the windows.
         first_dir: first cache directory, resolved.
         clock: monotonic seconds.
-        watcher: looks for the readiness; default by the job.
+        check: looks for the readiness; default by the job.
 
     Example:
         >>> from prefect_cachewatch.config import CacheJob, ReadyOnLog, StallPolicy
@@ -205,29 +55,42 @@ class ServerReadiness:
         first_dir: str,
         *,
         clock: Callable[[], float] = time.monotonic,
-        watcher: ReadyWatch | None = None,
+        check: ReadyCheck | None = None,
     ) -> None:
         assert job.ready.kind != "exit"
         self.ready: ReadyServer = job.ready
         self.ready_s: float | None = None
         """Monotonic time at which it was ready, if no other end had been decided before."""
         self.handed_over: HandedOver | None = None
-        self.watcher = watcher or ReadyWatch(self.ready, first_dir, clock=clock)
+        self._check = check or make_check(self.ready, first_dir)
         self._job, self._stall, self._clock = job, stall, clock
-        self._problem: str | None = None
+        self._last_answer: str | None = None
+        self._kept_because: str | None = None
         self._forestalled = self._finished = False
         self._lock = threading.RLock()  # reentrant: a signal handler cancels in the very thread that may hold it
+        self._stop, self._wake = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
 
     @property
     def unready(self) -> str:
         """What was waited for and has not come, as the end of a sentence."""
-        return self.watcher.describe_missing()
+        check, last = self._check, self._last_answer
+        if check.problem is not None:
+            return f"{check.what} {check.never} ({check.problem})"
+        if self.ready.kind == "log" or last is None:
+            return f"{check.what} {check.never}"
+        shown = last if self.ready.kind == "file" else f"last answer: {last}"
+        return f"{check.what} {check.never} ({for_terminal(shown, 200)})"
 
     @property
     def waiting_for(self) -> str:
         """What is waited for, and what was seen last."""
-        what, _ = describe_wanted(self.ready)
-        return f"{what} ({self.watcher.last_answer})" if self.watcher.last_answer else what
+        return f"{self._check.what} ({self._last_answer})" if self._last_answer else self._check.what
+
+    @property
+    def problem(self) -> str | None:
+        """Why its output was not searched to its end; None if it was, or is not searched."""
+        return self._check.problem
 
     def warmup(self, present_bytes: int) -> Warmup:
         """Make the rule of its warm-up.
@@ -244,6 +107,18 @@ class ServerReadiness:
             present_at_start=present_bytes,
         )
 
+    def prepare(self) -> None:
+        """Look before the start: note a marker that exists already, and refuse a server that is ready already.
+
+        Raises:
+            InputError: an address is ready before the generator was started, or a marker cannot be looked for.
+        """
+        try:
+            self._check.begin()
+        except BaseException:
+            self._check.close()
+            raise
+
     def start(self, supervisor: Supervisor, hand_over: Callable[[str], HandedOver | None]) -> None:
         """Begin to look whether it is ready.
 
@@ -251,41 +126,50 @@ class ServerReadiness:
             supervisor: runs the server.
             hand_over: releases the server; gets the sign of readiness.
         """
-        self.watcher.start(lambda: self._became_ready(supervisor, hand_over))
+        thread = threading.Thread(target=self._run, args=(supervisor, hand_over), name="cachewatch-ready", daemon=True)
+        thread.start()
+        self._thread = thread  # not earlier: `cancel`, in a signal handler here, joins a started thread only
+
+    def feed(self, data: memoryview) -> None:
+        """Take in what the generator printed."""
+        if self._check.feed(data):
+            self._wake.set()
 
     def claim_end(self) -> bool:
         """Decide on another end than readiness; false if it has been ready before."""
         with self._lock:
             self._forestalled = self._forestalled or self.ready_s is None
         if self._forestalled:
-            self.watcher.stop(0)  # its answers while it is being stopped do not count
+            self._stop_looking(0)  # its answers while it is being stopped do not count
         return self._forestalled
 
     def cancel(self) -> None:
         """Stop looking, at the caller's request; returns at once."""
         self.claim_end()
-        self.watcher.stop(0)
+        self._stop_looking(0)
 
     def settle(self) -> None:
         """Stop looking, and wait for a hand-over that is under way."""
-        self.watcher.stop(_HAND_OVER_S if self.ready_s is not None else 2.0)
+        self._stop_looking(_HAND_OVER_S if self.ready_s is not None else _LAST_LOOK_S)
 
     def finish(self, report: TreeEnd | None) -> None:
-        """Take in how it ended: look a last time, and release the helpers; call after all its output has been read."""
+        """Take in how it ended, and release what looks; call after all its output has been read."""
         if self._finished:
             return
         self._finished = True
+        self._stop_looking(_LAST_LOOK_S)
         ended_well = report is not None and report.why == "exited" and report.exit_code == 0
         # A log line or a marker remains after the process that wrote it just before its end.
-        if ended_well and self.ready_s is None and self.ready.then == "stop" and self.watcher.look_last():
+        if ended_well and self.ready_s is None and self.ready.then == "stop" and self._check.remains and self._look():
             self.ready_s = self._clock()
-        self.watcher.close()
+        if self._thread is None or not self._thread.is_alive():
+            self._check.close()
 
     def ends_well(self, report: TreeEnd) -> bool:
         """Say whether the end is the intended one: handed over, or stopped or ended by itself once it was ready."""
         if report.why == "released":
             return True
-        if self.ready_s is None or self._problem is not None or self.ready.then != "stop":
+        if self.ready_s is None or self._kept_because is not None or self.ready.then != "stop":
             return False
         return report.why == "stop" or (report.why == "exited" and report.exit_code == 0)
 
@@ -317,9 +201,9 @@ class ServerReadiness:
                     f"Tensor cache generation failed: the generator {_ended(report)} before it was ready; {where}.",
                 )
             return None
-        if self._problem is not None:
+        if self._kept_because is not None:
             return "failed", (
-                f"Tensor cache generation failed: the server was ready, could not be handed over ({self._problem}) "
+                f"Tensor cache generation failed: the server was ready, could not be handed over ({self._kept_because}) "
                 f"and was stopped; {where}."
             )
         if report is not None and self.ends_well(report):
@@ -341,7 +225,7 @@ class ServerReadiness:
         record = self.handed_over.record if self.handed_over else None
         return Readiness(
             kind=self._job.ready.kind,
-            what=describe_wanted(self.ready)[0],
+            what=self._check.what,
             then=self.ready.then,
             at_s=None if self.ready_s is None else round(self.ready_s - started_s, 3),
             left_running=record is not None,
@@ -350,9 +234,31 @@ class ServerReadiness:
             how_to_stop=record.stop_command if record else None,
             record=str(self.handed_over.path) if self.handed_over else None,
             log=record.log if record else None,
-            last_answer=self.watcher.last_answer,
+            last_answer=self._last_answer,
             phases=[replace(change, at_s=round(change.at_s, 3)) for change in phases],
         )
+
+    def _stop_looking(self, timeout_s: float) -> None:
+        """Look no more; a look that hangs is left behind, and so is a hand-over that takes too long."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def _run(self, supervisor: Supervisor, hand_over: Callable[[str], HandedOver | None]) -> None:
+        while not self._stop.is_set():
+            self._wake.clear()
+            if self._look():
+                if not self._stop.is_set():
+                    self._became_ready(supervisor, hand_over)
+                return
+            self._wake.wait(_LOOK_EVERY_S)
+
+    def _look(self) -> bool:
+        answer = self._check.look()
+        if answer is not None and not self._stop.is_set():
+            self._last_answer = answer
+        return answer is None
 
     def _became_ready(self, supervisor: Supervisor, hand_over: Callable[[str], HandedOver | None]) -> None:
         with self._lock:
@@ -363,9 +269,11 @@ class ServerReadiness:
             supervisor.stop()
             return
         try:
-            self.handed_over = hand_over(describe_wanted(self.ready)[0])
+            self.handed_over = hand_over(self._check.what)
         except Exception as error:  # noqa: BLE001 - a server without a guard or a record must not go on
-            self._problem = error.message if isinstance(error, CachewatchError) else f"{type(error).__name__}: {error}"
+            self._kept_because = (
+                error.message if isinstance(error, CachewatchError) else f"{type(error).__name__}: {error}"
+            )
             supervisor.stop()
 
 

@@ -72,13 +72,10 @@ PARAMETERS = {
 @pytest.mark.parametrize("profile", LINES)
 def test_a_profile_knows_the_lines_of_progress_of_its_generator(profile):
     matcher, news = PatternMatcher(*find_profile(profile).progress_log), News()
-    try:
-        for at_s, (line, is_progress) in enumerate(LINES[profile]):
-            taken = [news.take(match, at_s) for match in matcher.find(line.encode())]
-            assert any(taken) == is_progress, line
-        assert matcher.problem is None
-    finally:
-        matcher.close()
+    for at_s, (line, is_progress) in enumerate(LINES[profile]):
+        taken = [news.take(match, at_s) for match in matcher.find(line.encode())]
+        assert any(taken) == is_progress, line
+    assert matcher.problem is None
 
 
 @pytest.mark.parametrize("profile", LINES)

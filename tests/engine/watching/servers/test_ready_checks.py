@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import os
-import signal
+import re
 import socket
 import threading
 import time
@@ -17,17 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefect_cachewatch.config import CacheJob, ReadyOnHttp, ReadyOnTcp, StallPolicy
+from prefect_cachewatch.config import CacheJob, ReadyOnFile, ReadyOnHttp, ReadyOnLog, ReadyOnTcp, StallPolicy
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.health import HealthCheck, check_health
 from prefect_cachewatch.watching.matcher import PatternMatcher
-from prefect_cachewatch.watching.servers.checks import (
-    FileCheck,
-    HttpCheck,
-    LogSearch,
-    describe_wanted,
-)
-from prefect_cachewatch.watching.servers.serving import ReadyWatch, ServerReadiness
+from prefect_cachewatch.watching.servers.checks import FileCheck, HttpCheck, LogCheck, ReadyCheck
+from prefect_cachewatch.watching.servers.serving import ServerReadiness
+from support import eventually
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
@@ -101,7 +97,7 @@ def test_a_health_check_ends_at_its_deadline_whatever_the_server_does(address: s
     found = check_health(HealthCheck(url=f"{address}/{path}", deadline_s=2, interval_s=0.2), "/mnt/x", {})
     assert not found.ok
     assert time.monotonic() - began_s < 60
-    assert eventually_no_thread("cachewatch-ask")
+    assert eventually_no_thread("cachewatch-within")
 
 
 def unwell(url: str) -> str | None:
@@ -127,32 +123,24 @@ def test_a_proxy_of_the_environment_is_not_asked_for_a_loopback_address(address:
     assert unwell(f"{address}/200") is None
 
 
-def test_a_file_system_that_does_not_answer_holds_nobody_and_no_second_look_is_begun(tmp_path: Path):
-    check = FileCheck([str(tmp_path / "marker")], 0.2)
+def test_a_file_system_that_does_not_answer_holds_nobody_and_no_second_look_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    check = FileCheck(ReadyOnFile(path=tmp_path / "marker"), "/", 0.2)
     check.begin()
-    pid = check._helper.pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)  # as good as a helper in state D
-    try:
-        (tmp_path / "marker").touch()
-        assert [check.look(), check.look()] == ["its file system does not answer"] * 2
-        assert check._helper.pid == pid
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    deadline_s = time.monotonic() + 20
-    while check.look() is not None:
-        assert time.monotonic() < deadline_s
-    check.close()
+    answers, looks, stat = threading.Event(), list[object](), os.stat
 
+    def hang(path: str) -> os.stat_result:
+        looks.append(path)
+        answers.wait(60)
+        return stat(path)
 
-MATCHERS: dict[str, PatternMatcher] = {}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def end_matchers() -> Iterator[None]:
-    yield
-    for each in MATCHERS.values():
-        each.close()
+    (tmp_path / "marker").touch()
+    monkeypatch.setattr(os, "stat", hang)
+    assert [check.look(), check.look()] == ["its file system does not answer"] * 2
+    assert len(looks) == 1
+    answers.set()
+    assert eventually(lambda: check.look() is None)
 
 
 @given(
@@ -161,34 +149,49 @@ def end_matchers() -> Iterator[None]:
     pattern=st.sampled_from(["ab", "a +b", "^r", "[ab]{3}", "b$"]),
 )
 def test_it_is_found_in_pieces_if_and_only_if_it_is_in_a_line_of_the_whole(lines, cuts, pattern):
-    import re
-
-    if pattern not in MATCHERS:
-        MATCHERS[pattern] = PatternMatcher(pattern)
     data = "".join(f"{line}\n" for line in lines).encode()
-    search, at, turn = LogSearch(pattern, MATCHERS[pattern]), 0, 0
+    search, at, turn = LogCheck(ReadyOnLog(pattern=pattern)), 0, 0
     while at < len(data):
         search.feed(memoryview(data)[at : at + cuts[turn % len(cuts)]])
         at, turn = at + cuts[turn % len(cuts)], turn + 1
     assert search.found == any(re.search(pattern, line) for line in lines)
 
 
+# Each takes hours to end without a limit.
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [("(?:a|a)*[bc]", "a" * 60), ("(x+x+)+[yz]", "x" * 4000), ("^(.*?,){20}P", "1,2,3,4,5,6,7,8,9,10,11,12,13" * 50)],
+)
+def test_a_pattern_that_takes_for_ever_ends_at_its_limit_and_another_line_is_still_searched(pattern, text):
+    matcher, began_s = PatternMatcher(pattern, "ready"), time.thread_time()
+    assert not matcher.search(f"{text}\nno\n{text}".encode())
+    assert time.thread_time() - began_s < 60
+    assert "takes too long to search for, and what took so long counts as not matched" in (matcher.problem or "")
+    assert matcher.search(f"{text}\nready".encode())
+
+
+def test_a_pattern_that_was_late_eight_times_is_not_searched_for_any_more():
+    matcher = PatternMatcher("(?:a|a)*[bc]")
+    for _ in range(8):
+        assert not matcher.search(b"a" * 60)
+    assert "it is not searched for any more" in (matcher.problem or "")
+    assert not matcher.search(b"b")
+
+
 def test_a_secret_in_an_address_is_not_shown():
-    what, _ = describe_wanted(ReadyOnHttp(url="http://h/health?api_key=0123456789abcdef"))
-    assert "0123456789abcdef" not in what
+    assert "0123456789abcdef" not in HttpCheck(ReadyOnHttp(url="http://h/health?api_key=0123456789abcdef")).what
 
 
-class Scripted:
+class Scripted(ReadyCheck):
     """A check that answers from a list."""
+
+    what, never = "127.0.0.1:8000", "never took a connection"
 
     def __init__(self, *answers: str | None) -> None:
         self.answers = list(answers)
 
     def look(self) -> str | None:
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-
-    def close(self) -> None:
-        return
 
 
 def test_a_check_that_hangs_holds_neither_the_caller_nor_its_end():
@@ -198,13 +201,13 @@ def test_a_check_that_hangs_holds_neither_the_caller_nor_its_end():
             return "late"
 
     forever = threading.Event()
-    waiting = ReadyWatch(ReadyOnTcp(port=8000), "/mnt/x", check=Hangs(None))
+    waiting = serving("stop", Hangs(None))
     began_s = time.monotonic()
-    waiting.start(lambda: None)
-    waiting.stop(0.1)
+    waiting.start(Supervised(), lambda _: None)
+    waiting.cancel()
     assert time.monotonic() - began_s < 60
     forever.set()
-    waiting.close()
+    waiting.finish(None)
 
 
 class Supervised:
@@ -218,10 +221,10 @@ class Supervised:
         self.stops += 1
 
 
-def serving(then: str, *answers: str | None) -> ServerReadiness:
+def serving(then: str, check: ReadyCheck) -> ServerReadiness:
     ready = ReadyOnTcp(port=8000, then=then)
     job = CacheJob(name="x", command=["serve"], cache_dirs=["/mnt/x"], ready=ready)
-    return ServerReadiness(job, StallPolicy(), "/mnt/x", watcher=ReadyWatch(ready, "/mnt/x", check=Scripted(*answers)))
+    return ServerReadiness(job, StallPolicy(), "/mnt/x", check=check)
 
 
 def ready_now(one: ServerReadiness, supervisor: Supervised, hand_over: Any) -> None:
@@ -229,7 +232,11 @@ def ready_now(one: ServerReadiness, supervisor: Supervised, hand_over: Any) -> N
 
 
 def test_whoever_decides_first_decides():
-    stalled, ready, supervisor = serving("leave_running", None), serving("leave_running", None), Supervised()
+    stalled, ready, supervisor = (
+        serving("leave_running", Scripted(None)),
+        serving("leave_running", Scripted(None)),
+        Supervised(),
+    )
     assert stalled.claim_end()
     ready_now(stalled, supervisor, lambda _: pytest.fail("it had been decided to stop it"))
     assert stalled.ready_s is None
@@ -240,7 +247,7 @@ def test_whoever_decides_first_decides():
 
 
 def test_a_hand_over_that_fails_stops_the_server():
-    one, supervisor = serving("leave_running", None), Supervised()
+    one, supervisor = serving("leave_running", Scripted(None)), Supervised()
 
     def fails(_: str) -> None:
         raise InputError("the record cannot be written")
@@ -256,17 +263,17 @@ def test_a_hand_over_that_fails_stops_the_server():
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_signal_while_the_looking_begins_ends_it_and_raises_nothing(monkeypatch, when):
     begin = threading.Thread.start
-    waiting = ReadyWatch(ReadyOnTcp(port=8000), "/mnt/x", check=Scripted(*["no"] * 1000))
+    waiting = serving("stop", Scripted(*["no"] * 1000))
 
     def start(thread: threading.Thread) -> None:
         if when == "before":
-            waiting.stop(0)
+            waiting.cancel()
         begin(thread)
         if when == "after":
-            waiting.stop(0)
+            waiting.cancel()
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    waiting.start(lambda: None)
+    waiting.start(Supervised(), lambda _: None)
     monkeypatch.undo()
-    waiting.stop(5)
+    waiting.settle()
     assert not any(thread.name == "cachewatch-ready" for thread in threading.enumerate())

@@ -1,7 +1,4 @@
-"""Requests to other servers with a firm deadline: a late request is cut off or abandoned.
-
-For the network only. File access and computation belong in a process that can be killed.
-"""
+"""An HTTP address that is asked with a firm deadline: a late request is cut off."""
 
 from __future__ import annotations
 
@@ -9,60 +6,16 @@ import contextlib
 import http.client
 import ipaddress
 import socket
-import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any
 
 from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.within import within
 
-T = TypeVar("T")
-_LEFT_BEHIND_MAX = 4
 _SLACK_S = 0.5
-
-
-class Bounded:
-    """Calls a function in a separate thread and abandons the thread at the deadline; limits how many are abandoned.
-
-    Example:
-        >>> Bounded().call(lambda: 1 + 1, 10)
-        2
-    """
-
-    def __init__(self) -> None:
-        self._left_behind: list[threading.Thread] = []
-
-    def call(self, ask: Callable[[], T], timeout_s: float) -> T:
-        """Call the function once.
-
-        Raises:
-            TimeoutError: it did not return in time, or too many earlier calls have not returned yet.
-            BaseException: whatever it raised.
-        """
-        self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
-        if len(self._left_behind) >= _LEFT_BEHIND_MAX:
-            raise TimeoutError
-        answers: list[T] = []
-        failures: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                answers.append(ask())
-            except BaseException as error:  # noqa: BLE001 - noqa: BLE001 - raised again in the calling thread
-                failures.append(error)
-
-        thread = threading.Thread(target=run, name="cachewatch-ask", daemon=True)
-        thread.start()
-        thread.join(timeout_s)
-        if thread.is_alive():
-            self._left_behind.append(thread)
-            raise TimeoutError
-        if failures:
-            raise failures[0]
-        return answers[0]
 
 
 class HttpAddress:
@@ -78,7 +31,7 @@ class HttpAddress:
 
     def __init__(self, url: str) -> None:
         self._request = urllib.request.Request(url, headers={"User-Agent": "cachewatch"})  # noqa: S310 - http and https only
-        self._bounded, self._links = Bounded(), _Links()
+        self._links = _Links()
         handlers: list[urllib.request.BaseHandler] = [_NoRedirect(), _Plain(self._links), _Secure(self._links)]
         if _is_loopback(urllib.parse.urlsplit(url).hostname or ""):
             # A proxy named by the environment would connect to its own loopback interface.
@@ -96,10 +49,11 @@ class HttpAddress:
         """
         try:
             # The socket's own timeout bounds each read. Only this deadline bounds headers that arrive a byte at a time.
-            return self._bounded.call(lambda: self._ask(timeout_s), timeout_s + _SLACK_S)
+            answer: str | None = within(timeout_s + _SLACK_S, self._ask, timeout_s)
         except TimeoutError:
             self._links.cut()
             return "no answer in time"
+        return answer
 
     def close(self) -> None:
         """Cut the connections; a thread that reads from one continues with an error."""
