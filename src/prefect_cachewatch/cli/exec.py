@@ -6,17 +6,15 @@ and keeps the exit status.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prefect_cachewatch.cli.copied_output import CopiedOutput
-from prefect_cachewatch.cli.progress import Mode, ProgressLine
+from prefect_cachewatch.cli.progress import Mode, ProgressLine, print_report
 from prefect_cachewatch.cli.saying import say, without_secrets
 from prefect_cachewatch.cli.signals import SignalRelay
 from prefect_cachewatch.common.console import standard_error
@@ -130,8 +128,7 @@ class _Front:
                 case Bye(status=status):
                     self._progress.take(event, at)
                     if self._settings.as_json and self._report is not None:
-                        # The generator's last line may lack its end.
-                        print(f"\n{json.dumps(self._report)}", flush=True)
+                        print_report(self._report)
                     return status
                 case _:
                     self._progress.take(event, at)
@@ -145,17 +142,10 @@ class _Front:
         return engine
 
     def _say_report(self, report: Mapping[str, Any], final: bool) -> None:
-        quiet = self._settings.quiet
         if final:
             self._end_output()
-            self._progress.close()
             self._report = report
-            self._progress.name_bundle(report["bundle"])
-        if not final or report["outcome"] != "completed" or report["would_be_stops"] or not quiet:
-            self._progress.clear()
-            print(report["message"], file=sys.stderr, flush=True)
-        if not final:
-            self._progress.name_bundle(report["bundle"])
+        self._progress.say_report(report, final=final)
 
     def _end_output(self) -> None:
         if self._output is not None:

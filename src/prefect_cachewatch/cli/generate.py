@@ -47,6 +47,7 @@ from prefect_cachewatch.engine.spec import make_spec
 from prefect_cachewatch.engine.view import View
 from prefect_cachewatch.errors import CommandError, GuardError, InputError
 from prefect_cachewatch.metrics.settings import Metrics
+from prefect_cachewatch.report.report import report_data
 from prefect_cachewatch.run.exposure import check_exposure, require_utf8
 from prefect_cachewatch.store.policy import PublishPolicy
 from prefect_cachewatch.supervise.caller_signals import inherited_signals
@@ -237,7 +238,7 @@ def run_flow(
                 ) from error
             print(f"{told.report.message} {NOT_TOLD}", file=sys.stderr, flush=True)
             if as_json:
-                print_report(told.report)
+                print_report(report_data(told.report))
             return watchdog.exit_status(told.report)
         finally:
             watchdog.close()
@@ -250,7 +251,7 @@ def run_flow(
     if not state.is_completed() or not quiet or (told.report is not None and told.report.would_be_stops):
         print(state.message, file=sys.stderr, flush=True)
     if as_json and told.report is not None:
-        print_report(told.report)
+        print_report(report_data(told.report))
     if state.is_cancelled():
         return 128 + (received or [signal.SIGTERM])[0]
     if state.is_completed():

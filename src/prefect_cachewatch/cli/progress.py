@@ -5,12 +5,14 @@ The events have the numbers; `live` lays them out.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from prefect_cachewatch.cli.plain import LiveState, render_plain
 from prefect_cachewatch.cli.saying import say
@@ -32,7 +34,6 @@ from prefect_cachewatch.engine.view import View
 
 if TYPE_CHECKING:
     from prefect_cachewatch.cli.live import LiveBlock
-    from prefect_cachewatch.report.report import Report
 
 Mode = Literal["live", "plain", "json", "none"]
 
@@ -144,11 +145,21 @@ class ProgressLine(View):
                 self._block.clear()
             standard_error().flush()
 
-    def say_stall(self, report: Report) -> None:
-        """Print a stall that stops nothing, also if it is to be quiet."""
-        self.clear()
-        print(report.message, file=sys.stderr, flush=True)
-        self.name_bundle(report.bundle)
+    def say_report(self, report: Mapping[str, Any], *, final: bool) -> None:
+        """Print how an attempt has ended, or that it stalls and is left alone, also if it is to be quiet.
+
+        Args:
+            report: its data.
+            final: whether it has ended: nothing more is shown of it.
+        """
+        if final:
+            self.close()
+            self.name_bundle(report["bundle"])
+        if not (final and self._quiet and report["outcome"] == "completed" and not report["would_be_stops"]):
+            self.clear()
+            print(report["message"], file=sys.stderr, flush=True)
+        if not final:
+            self.name_bundle(report["bundle"])
 
     def name_bundle(self, bundle: str | None) -> None:
         """Print where the post-mortem lies, if there is one."""
@@ -243,9 +254,6 @@ class ProgressLine(View):
         standard_error().put(text)
 
 
-def print_report(report: Report) -> None:
-    """Print a report as one line of JSON on standard output, for programs that started the command."""
-    from prefect_cachewatch.report.report import report_json  # noqa: PLC0415 - only for --json, and loaded by then
-
-    # The generator's last line may lack its end.
-    print(f"\n{report_json(report, indent=None)}", flush=True)
+def print_report(report: Mapping[str, Any]) -> None:
+    """Print a report's data as one line of JSON on standard output, for programs that started the command."""
+    print(f"\n{json.dumps(report)}", flush=True)  # the generator's last line may lack its end

@@ -74,6 +74,7 @@ class SignalRelay:
         ending: the ending signals.
         before_start: called in the main thread with an ending signal until `settle`; may raise.
         tell: called with a sentence for each signal.
+        has_command: whether there is a command that gets signals, and is suspended with us.
     """
 
     def __init__(
@@ -84,11 +85,13 @@ class SignalRelay:
         ending: frozenset[int] = ENDING,
         before_start: Callable[[int], None] | None = None,
         tell: Callable[[str], None] | None = None,
+        has_command: bool = True,
     ) -> None:
         self.received: list[int] = []
         """The ending signals that have arrived, live."""
         self._clients, self._cancel, self._ending, self._before_start = clients, cancel, ending, before_start
         self._tell = tell
+        self._for_command = _FORWARDED | _SUSPENDING if has_command else frozenset[int]()
         self._suspended_s = 0.0
         self._clock_lock = threading.Lock()
         self._continued_us = False
@@ -108,7 +111,7 @@ class SignalRelay:
         self._poll.register(self._read, select.POLLIN)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         threading.Thread(target=self._relay, name="cachewatch-signals", daemon=True).start()
-        for number in _FORWARDED | _SUSPENDING | self._ending:
+        for number in self._for_command | self._ending:
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup's and a background shell's choice is respected
                 early = number in self._ending and self._before_start is not None
                 self._previous[number] = signal.signal(number, self._end_early if early else _nothing)
@@ -171,7 +174,7 @@ class SignalRelay:
         self._cancel(number, number in _IMPATIENT and sum(each in _IMPATIENT for each in self.received) > 1)
 
     def _passed_on(self, numbers: list[int]) -> list[int]:
-        passed_on = [number for number in numbers if number in _FORWARDED]
+        passed_on = [number for number in numbers if number in _FORWARDED & self._for_command]
         if signal.SIGCONT in passed_on and self._continued_us:
             passed_on.remove(signal.SIGCONT)  # the tree has been continued with us
             self._continued_us = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-import sys
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -21,19 +21,15 @@ from prefect_cachewatch.cli.options.guard import (
 from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, verbose_option
 from prefect_cachewatch.cli.progress import ProgressLine, print_report
 from prefect_cachewatch.cli.saying import say
-from prefect_cachewatch.cli.signals import ENDING
-from prefect_cachewatch.common.aside import Aside
-from prefect_cachewatch.common.text import for_terminal, show_argv
-from prefect_cachewatch.config import AttachJob
-from prefect_cachewatch.engine.events import Bye, Stream
-from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.run.attached import AttachedRun
-from prefect_cachewatch.watching.attempt import Outcome
-from prefect_cachewatch.watching.outcomes import STOPPED
-from prefect_cachewatch.watching.outcomes import exit_status as status_of
+from prefect_cachewatch.cli.signals import ENDING, SignalRelay
+from prefect_cachewatch.config import AttachJob, CacheJob, Outputs
+from prefect_cachewatch.engine.client import EngineClient
+from prefect_cachewatch.engine.events import Bye, Ready, Refused, Reported
+from prefect_cachewatch.engine.spec import make_spec
+from prefect_cachewatch.errors import CommandError, GuardError, InputError
 
 # No command of ours is there to get USR1 and USR2.
-_ENDING = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
+_ENDING = ENDING | {signal.SIGUSR1, signal.SIGUSR2}
 
 
 _FIELDS = Fields(
@@ -69,58 +65,45 @@ _VERBOSE = verbose_option("Show each measurement as a line.")
 def command(**options: Any) -> int:
     """Watch the cache directories of a running process grow; report a stall, or stop the process on one."""
     attach, stall, stop = _attach_from(options), stall_from(options), stop_from(options)
-    progress = ProgressLine(options["shown"], options["quiet"], options["verbose"], each=options["verbose"])
-
-    stream = Stream([progress.take])
-    files = Aside.fork()  # before any thread is started
-    run = AttachedRun(
-        attach, stall, stop,
-        report=options["report"], bundles=not options["no_bundle"],
-        tell=stream.tell, on_stall=progress.say_stall,
-        files=files,
-    )  # fmt: skip
-    with run:
-        if not options["quiet"]:
-            who = f"{run.watch.who} ({show_argv(run.watch.job.command, 100)})"
-            say(f"watching {who}; Ctrl-C leaves it alone", flush=True)
-            if (note := poll_note(stall)) is not None:
-                say(note, flush=True)
-        received = _end_on_signals(run)
-        try:
-            outcome, report = run.run()
-        finally:
-            progress.close()
-    for problem in run.problems:
-        say(problem)
-    if outcome.was_stopped:
-        progress.name_bundle(report.bundle)
-    for note in outcome.notes if not options["quiet"] else ():
-        say(for_terminal(note, 1000))
-    if outcome.name != "completed" or not options["quiet"]:
-        print(outcome.message, file=sys.stderr, flush=True)
-    if options["as_json"]:
-        print_report(report)
-    stream.tell(Bye(outcome.name))
-    return exit_status(outcome, stalls=len(run.watch.stalls), received=received[0] if received else None)
-
-
-def exit_status(outcome: Outcome, *, stalls: int = 0, received: int | None = None) -> int:
-    """Return the exit status after a watch.
-
-    Args:
-        outcome: outcome of the watch.
-        stalls: number of stalls that were only reported.
-        received: the signal that ended the watch, if one did.
-
-    Returns:
-        The exit status.
-    """
-    if stalls and outcome.name != "detached":
-        return STOPPED
-    by_itself = outcome.stop is not None and outcome.stop.why == "exited"
-    return status_of(
-        outcome.name, exit_code=outcome.exit_code, signal=outcome.signal, by_itself=by_itself, received=received
+    quiet = options["quiet"]
+    progress = ProgressLine(options["shown"], quiet, options["verbose"], each=options["verbose"])
+    # What it is named and how its command line reads is known once the engine has found the process.
+    job = CacheJob(
+        name="cache", command=["?"], cache_dirs=attach.cache_dirs, ignore=attach.ignore, allow_empty=attach.allow_empty
     )
+    outputs = Outputs(report=options["report"], bundle=not options["no_bundle"]).absolute()
+    spec = make_spec(front="watch", attach=attach, job=job, stall=stall, stop=stop, outputs=outputs)
+    engine = EngineClient(spec, attach.name or "watch")
+    relay = SignalRelay(
+        lambda: (),
+        lambda number, at_once: engine.cancel(signal.Signals(number).name, number, at_once=at_once),
+        ending=_ENDING,
+        has_command=False,
+    )
+    relay.begin()
+    report: Mapping[str, Any] | None = None
+    try:
+        for event, at in engine.events():
+            progress.take(event, at)
+            match event:
+                case Ready() if not quiet and (note := poll_note(stall)) is not None:
+                    say(note)
+                case Reported(final=final):
+                    report = event.report
+                    progress.say_report(report, final=final)
+                case Refused(message=message, status=status):
+                    raise CommandError(message, exit_code=status)
+                case Bye(status=status, message=message):
+                    if report is None:
+                        say(message)
+                    elif options["as_json"]:
+                        print_report(report)
+                    return status
+    finally:
+        engine.close()
+        progress.close()
+        relay.close(last=True)
+    raise GuardError(f"the watch has died; process {attach.pid} was left alone")
 
 
 def _attach_from(options: dict[str, Any]) -> AttachJob:
@@ -132,18 +115,3 @@ def _attach_from(options: dict[str, Any]) -> AttachJob:
     if not options["cache_dirs"]:
         raise InputError(f"no cache directory given: say which one process {pid} writes to with --cache-dir DIR")
     return _FIELDS.build(options, cache_dirs=make_absolute(options["cache_dirs"]), ignore=ignored(options))
-
-
-def _end_on_signals(run: AttachedRun) -> list[int]:
-    """Turn Ctrl-C and kill into the end of the watch. Returns the signals that have arrived, live."""
-    received: list[int] = []
-
-    def end(number: int, frame: object) -> None:
-        received.append(number)
-        run.watch.cancel(signal.Signals(number).name)
-
-    for number in _ENDING:
-        # nohup's and a background shell's choice to ignore a signal is respected.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, end)
-    return received

@@ -44,6 +44,7 @@ def make_spec(**given: Any) -> dict[str, Any]:
 #: What a front may ask of an engine besides job and policies, and what holds if it does not.
 ASKED: dict[str, Any] = {
     "front": "command",  # what it is called where it was killed
+    "attach": None,  # the process to watch, which runs already; None where one is started
     "refusal": None,  # why the front refuses the run: the engine counts that, and no more
     "checks_only": False,  # whether nothing is run: bad input is refused
     "retry": None,  # its policy; None for one attempt

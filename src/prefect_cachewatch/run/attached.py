@@ -1,120 +1,86 @@
-"""A watch over a running process, from pre-flight to report; it needs no Prefect."""
+"""One watch over a process that somebody else has started, from its checks to its end; it runs in the engine.
+
+Whatever ends the watch leaves the process alone, but a stall under `on_stall: stop`.
+"""
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import os
-from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from prefect_cachewatch.common.aside import Files, look_ahead
-from prefect_cachewatch.common.closing import Closing
+from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.common.secrets import redact_all, secret_values
-from prefect_cachewatch.config import AttachJob, StallPolicy, StopPolicy
-from prefect_cachewatch.engine.events import Event, Ready
-from prefect_cachewatch.report.report import Report, check_report_path
-from prefect_cachewatch.run.outputs import check_outputs
+from prefect_cachewatch.common.text import for_terminal, show_argv
+from prefect_cachewatch.engine.events import Bye, Ready
+from prefect_cachewatch.run.outputs import check_outputs_ahead
 from prefect_cachewatch.run.runner import Runner
 from prefect_cachewatch.supervise.adopted import AttachedProcess
 from prefect_cachewatch.supervise.pinned_process import PinnedProcess
 from prefect_cachewatch.supervise.proc import read_memory_file
 from prefect_cachewatch.supervise.turns import read_each
-from prefect_cachewatch.watching.attached import AttachedWatch
-from prefect_cachewatch.watching.attempt import Outcome, run_watch
 from prefect_cachewatch.watching.learned import refuse_learned
+from prefect_cachewatch.watching.outcomes import STOPPED
 from prefect_cachewatch.watching.site import CacheDirectories
+
+if TYPE_CHECKING:
+    from prefect_cachewatch.engine.spec import Plain
+    from prefect_cachewatch.run.engine import Engine
 
 _ENVIRON_S = 1.0
 
 
-class AttachedRun(Closing):
-    """One watch over a process that is already running.
+def watch_attached(engine: Engine, spec: Plain, files: Files) -> Bye:
+    """Watch until the process ends or is stopped, or the watch is to end.
 
     Args:
-        attach: the process to watch.
-        stall: when silence is a stall.
-        stop: how it is stopped, if the policy stops it.
-        report: file for the report; written at each reported stall and at the end.
-        bundles: whether a stall gets a post-mortem bundle.
-        tell: takes each event; must not block.
-        on_stall: called, in the monitor's thread, with the report of a stall that leaves the process alone.
-        files: the helper process that collects evidence and writes bundles and reports.
+        engine: tells events, and knows what the front wants.
+        spec: the checked inputs; `attach` says which process, the job its name and where it writes.
+        files: accesses what may hang.
 
     Raises:
         InputError: the process may not be watched, or a directory or the report's path cannot be used.
+        CachewatchError: the directories cannot be measured.
     """
-
-    def __init__(
-        self,
-        attach: AttachJob,
-        stall: StallPolicy,
-        stop: StopPolicy,
-        *,
-        report: Path | None = None,
-        bundles: bool = True,
-        tell: Callable[[Event], None] = lambda event: None,
-        on_stall: Callable[[Report], None] | None = None,
-        files: Files,
-    ) -> None:
-        refuse_learned(stall)
-        if report is not None:
-            report = report.absolute()
-            look_ahead(files, f"report file {report}", check_report_path, report)
-        self._report_path, self._tell_stall = report, on_stall
-        cache_dirs = list(attach.cache_dirs)
+    attach, outputs = spec.attach, spec.outputs
+    refuse_learned(spec.stall)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(
+            engine.pausing("", f"The watch was ended before it had begun; process {attach.pid} goes on.")
+        )
+        check_outputs_ahead(files, spec.job.model_copy(update={"on_stall": attach.on_stall}), outputs)
         pinned = PinnedProcess(attach.pid, to_stop=attach.on_stall == "stop")
-        observed = AttachedProcess(pinned, stop.grace_s)
-        try:
-            if report is not None:
-                check = functools.partial(
-                    check_outputs, cache_dirs, attach.ignore, report=report, rewritten=attach.on_stall == "report"
-                )
-                look_ahead(files, "the directory of --report, or the cache directory,", check)
-            secrets = secret_values(_environment(attach.pid))
-            self._site = CacheDirectories(cache_dirs, ignore=attach.ignore, create=False, lock=False, files=files)
-            self._runner = Runner(
-                files, secrets, bundles=bundles, tell=tell, on_stall=self._reported,
-            )  # fmt: skip
-        except BaseException:
-            observed.close()
-            raise
-        self.watch = AttachedWatch(
-            self._site, attach, observed, stall, stop,
-            on_sample=self._runner.sampled, before_stop=self._runner.before_stop, on_stall=self._runner.left_alone,
-            busy=self._runner.is_busy,
+        observed = stack.enter_context(contextlib.closing(AttachedProcess(pinned, spec.stop.grace_s)))
+        engine.secrets = (*engine.secrets, *secret_values(_environment(attach.pid)))
+        site = stack.enter_context(
+            CacheDirectories(spec.job.cache_dirs, ignore=spec.job.ignore, create=False, lock=False, files=files)
+        )
+        name = attach.name or for_terminal(site.paths[0].rpartition("/")[2], 200) or "cache"
+        command = [word.replace("\0", " ") for word in pinned.argv if word] or ["?"]
+        runner = Runner(
+            files, engine.secrets, bundles=outputs.bundle, tell=engine.tell,
+            on_stall=lambda report: runner.write(report, outputs.report),
         )  # fmt: skip
-        self._tell, self._secrets = tell, secrets
-        self.watch.contradict = self._runner.contradict
-        self.watch.on_start, self.watch.on_stop = self._runner.narrator.start, self._runner.narrator.stopping
-        self.watch.written = self._runner.examiner.written
-        self.problems = self._runner.problems
-
-    def close(self) -> None:
-        """Release the process and the directories."""
-        self._runner.narrator.gone(self.watch)
-        self.watch.adopted.close()
-        self._site.close()
-
-    def run(self) -> tuple[Outcome, Report]:
-        """Watch until the process ends, is stopped, or `watch.cancel` is called.
-
-        Returns:
-            How it ended, and the report, which has been written.
-
-        Raises:
-            CachewatchError: the directories could not be measured at the start.
-        """
-        self._tell(redact_all(Ready(self.watch.job.name, tuple(self._site.paths)), self._secrets))
-        outcome = run_watch(self.watch)
-        outcome = self._runner.conclude(self.watch, outcome)
-        report = self._runner.report(self.watch, outcome)
-        self._runner.write(report, self._report_path)
-        return outcome, report
-
-    def _reported(self, report: Report) -> None:
-        self._runner.write(report, self._report_path)
-        if self._tell_stall is not None:
-            self._tell_stall(report)
+        watch = runner.attach(
+            site, spec.job.model_copy(update={"name": name, "command": command}), observed, spec.stall, spec.stop,
+            on_stall=attach.on_stall, clock=engine.clock,
+        )  # fmt: skip
+        engine.note(f"watching {watch.who} ({show_argv(command, 100)}); Ctrl-C leaves it alone")
+        engine.tell(redact_all(Ready(name, tuple(site.paths)), engine.secrets))
+        with engine.attempt(watch):
+            outcome = runner.run(watch)
+            for note in outcome.notes:
+                if note not in watch.state.warnings:  # those were told when they came up
+                    engine.note(note)
+            report = runner.report(watch, outcome)
+            runner.write(report, outputs.report)
+            engine.settle()
+    for problem in runner.problems:
+        engine.note(problem, fault=True)
+    status = report.exit_status(engine.received[0] if engine.received else None)
+    if watch.stalls and outcome.name != "detached":
+        status = STOPPED
+    return Bye(outcome.name, status, report.message)
 
 
 def _environment(pid: int) -> dict[str, str]:

@@ -153,7 +153,7 @@ class Engine:
         try:
             self._is_settled = False
             self.look_up()  # the front may have had enough before there was anybody to tell
-            self._finish(Generation(self, self._spec, self._files).run())
+            self._finish(self._run())
         except _Cancelled as cancelled:
             self._finish(self._bye(cancelled))
         except CachewatchError as error:
@@ -171,6 +171,13 @@ class Engine:
         finally:
             self.settle()
             self._front.close()
+
+    def _run(self) -> Bye:
+        if self._spec.attach is None:
+            return Generation(self, self._spec, self._files).run()
+        from prefect_cachewatch.run.attached import watch_attached  # noqa: PLC0415 - most runs start their generator
+
+        return watch_attached(self, self._spec, self._files)
 
     def listen(self, lines: Any) -> None:
         """Do what the front says; at its end, have the tree stopped."""

@@ -24,15 +24,17 @@ from prefect_cachewatch.report.report import Report, build_report, report_data, 
 from prefect_cachewatch.run.doubts import find_doubts
 from prefect_cachewatch.run.examination import PostMortem
 from prefect_cachewatch.run.placement import Runtime
+from prefect_cachewatch.supervise.adopted import AttachedProcess
 from prefect_cachewatch.supervise.output import OutputPump
 from prefect_cachewatch.supervise.supervisor import Launch
+from prefect_cachewatch.watching.attached import AttachedWatch
 from prefect_cachewatch.watching.attempt import Outcome, Watch, run_watch
 from prefect_cachewatch.watching.sections import NextAttempt, Publication, Where, Windows
 from prefect_cachewatch.watching.site import CacheDirectories
 from prefect_cachewatch.watching.stall import Verdict
 
 if TYPE_CHECKING:
-    from prefect_cachewatch.config import StallPolicy, StopPolicy
+    from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
     from prefect_cachewatch.metrics.run import RunMetrics
     from prefect_cachewatch.run.learning import RunHistory
 
@@ -154,11 +156,33 @@ class Runner:
             make_supervisor=lambda launch: supervisor(adapt(launch)), files=self._files,
             learn=history.window if history is not None else lambda _: (None, ""),
         )  # fmt: skip
-        made.contradict = self.contradict
-        made.on_start, made.on_stop = self.narrator.start, self.narrator.stopping
-        made.written = self.examiner.written
         made.own_files = [*self._own, *filter(None, [log])]
+        self._follow(made)
         return made
+
+    def attach(
+        self,
+        site: CacheDirectories,
+        job: CacheJob,
+        observed: AttachedProcess,
+        stall: StallPolicy,
+        stop: StopPolicy,
+        *,
+        on_stall: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> AttachedWatch:
+        """Make the watch of a process that runs already; see `AttachedWatch`."""
+        made = AttachedWatch(
+            site, job, observed, stall, stop, policy=on_stall, clock=clock,
+            on_sample=self.sampled, before_stop=self.before_stop, on_stall=self.left_alone, busy=self.is_busy,
+        )  # fmt: skip
+        self._follow(made)
+        return made
+
+    def _follow(self, watch: Watch) -> None:
+        watch.contradict = self.contradict
+        watch.on_start, watch.on_stop = self.narrator.start, self.narrator.stopping
+        watch.written = self.examiner.written
 
     def sampled(self, watch: Watch) -> None:
         """Pass a measurement on."""

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
-from prefect_cachewatch.config import AttachJob, CacheJob, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import ScanError
 from prefect_cachewatch.supervise.adopted import AttachedProcess
 from prefect_cachewatch.supervise.supervisor import Supervisor, TreeEnd
@@ -22,6 +21,9 @@ from prefect_cachewatch.watching.sections import Attachment, ReportedStall
 from prefect_cachewatch.watching.site import CacheDirectories
 from prefect_cachewatch.watching.stall import Verdict
 
+if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
+    from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
+
 _LISTING_TIMEOUT_S = 10.0
 _CLOCK_ERROR_S = 0.05
 
@@ -31,10 +33,11 @@ class AttachedWatch(Watch):
 
     Args:
         site: its directories, not locked.
-        attach: the process to watch.
-        observed: the same process, found and pinned; closed by `finish`.
+        job: the process's argv, the directories, and a name for them.
+        observed: the process, found and pinned; closed by `finish`.
         stall: when silence is a stall.
         stop: how the process is stopped.
+        policy: what a stall leads to: `report` or `stop`.
         on_sample: called by the monitor after each measurement; must not block.
         before_stop: called before the process is stopped, with the verdict.
         on_stall: called with a stall that is only reported; returns its message and the directory of its bundle.
@@ -44,28 +47,22 @@ class AttachedWatch(Watch):
     def __init__(
         self,
         site: CacheDirectories,
-        attach: AttachJob,
+        job: CacheJob,
         observed: AttachedProcess,
         stall: StallPolicy,
         stop: StopPolicy,
         *,
+        policy: str,
         clock: Callable[[], float] = time.monotonic,
         on_sample: Callable[[Watch], None] | None = None,
         before_stop: Callable[[Watch, Verdict], None] | None = None,
         on_stall: Callable[[Watch, Verdict], tuple[str, str | None]] | None = None,
         busy: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.adopted, self.attach = observed, attach
+        self.adopted, self._policy = observed, policy
         process = observed.process
         self.who = f"process {process.pid}"
         self._running_for_s, self._began_at = process.running_for_s, time.time() - process.running_for_s
-        job = CacheJob(
-            name=attach.name or for_terminal(site.paths[0].rpartition("/")[2], 200) or "cache",
-            command=[word.replace("\0", " ") for word in process.argv if word] or ["?"],
-            cache_dirs=list(attach.cache_dirs),
-            ignore=list(attach.ignore),
-            allow_empty=attach.allow_empty,
-        )
         super().__init__(
             site, job, stall, stop, env={}, clock=clock, on_sample=on_sample, before_stop=before_stop,
             on_stall=on_stall, busy=busy, make_supervisor=lambda launch: cast("Supervisor", observed),
@@ -82,9 +79,7 @@ class AttachedWatch(Watch):
     def attachment(self) -> Attachment:
         """The report's section on the watched process."""
         process = self.adopted.process
-        return Attachment(
-            process.pid, process.start_ticks, round(self._running_for_s, 1), self.attach.on_stall, self.stalls
-        )
+        return Attachment(process.pid, process.start_ticks, round(self._running_for_s, 1), self._policy, self.stalls)
 
     def start(self) -> None:
         """Measure the start, and begin to wait for the process's end.
@@ -128,7 +123,7 @@ class AttachedWatch(Watch):
         wait: Callable[[float], bool] = gone.wait
         if self._emptiness is not None:
             wait = self._emptiness.watch_over(wait, lambda: state.growth, cast("Supervisor", self.adopted))
-        if self.attach.on_stall == "report":
+        if self._policy == "report":
             return self._leave_alone(wait)
         verdict = state.run(wait, gone.is_set, self._sampled)
         if verdict.final and not gone.is_set():
