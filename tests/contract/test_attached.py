@@ -242,6 +242,18 @@ def test_the_end_of_the_watch_leaves_the_process_alone(
     assert state(pid) not in ("", "Z", "T")
 
 
+def test_an_engine_that_is_killed_is_our_own_failure_and_leaves_the_process_alone(generators: Generators) -> None:
+    pid, place = generators.start(SLEEPS), generators.place
+    with generators.watching(pid, *WELL, "--on-stall", "stop") as watching:
+        (engine,) = [
+            each for each in place.everybody() if b"cachewatch: engine" in Path(f"/proc/{each}/cmdline").read_bytes()
+        ]
+        os.kill(engine, signal.SIGKILL)
+        _, said = watching.communicate(timeout=120)
+    assert (watching.returncode, f"process {pid} was left alone" in said) == (125, True), said
+    assert eventually(lambda: place.everybody() == [pid]) and state(pid) not in ("", "Z", "T")
+
+
 def test_who_may_not_be_watched_is_refused_in_one_sentence(generators: Generators) -> None:
     pid = generators.start("import threading; threading.Thread(target=time.sleep, args=(3600,)).start()")
     thread = eventually(lambda: next((int(task) for task in os.listdir(f"/proc/{pid}/task") if int(task) != pid), 0))
