@@ -81,15 +81,13 @@ coverage: $(VENV)/.coverage ## Measure what the tests execute; fail below FLOOR 
 	$(BIN)/coverage html -q
 	$(BIN)/coverage report --fail-under=$(FLOOR)
 
-# A plain install, for the same reason as in `types`: what reads the docstrings does not see through an editable one.
 $(DOCS)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(DOCS)
-	$(ALONE) "$(DOCS)/bin/$(PIP) '.[docs]'"
+	$(DOCS)/bin/$(PIP) "$$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')"
 	@touch $@
 
 docs: $(DOCS)/.installed ## Build the documentation site into build/site; a warning is an error.
-	$(ALONE) 'rm -rf build/lib && $(DOCS)/bin/$(PIP) --no-deps --force-reinstall .'
-	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --clean
+	NO_COLOR=1 $(DOCS)/bin/zensical build --clean --strict
 
 $(VENV)/.release: $(VENV)/.installed
 	$(BIN)/$(PIP) -e '.[release]'

@@ -249,7 +249,7 @@ class Campaign:
                 self._start_worker(name)
 
     def _mind_queue(self) -> None:
-        """Put back what a dead worker took, as docs/benchmarks.md tells people to do by hand."""
+        """Put back what a dead worker took, as docs/deploy.md tells people to do by hand."""
         with contextlib.suppress(httpx.HTTPError):
             for run in self.api.put_back(self.plan.pending_s):
                 self.say(f"{self.runs[run]} was Pending for more than {self.plan.pending_s:g} s, and is put back")

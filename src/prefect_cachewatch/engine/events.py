@@ -199,7 +199,7 @@ class Output(Event):
 
 @dataclass(frozen=True)
 class Reported(Event):
-    """The report of an attempt, or of a stall that stopped nothing; docs/report.md has its fields."""
+    """The report of an attempt, or of a stall that stopped nothing; docs/reference.md has its fields."""
 
     event = "report"
     report: Mapping[str, Any]
@@ -220,7 +220,7 @@ class Retry(Event):
 
 @dataclass(frozen=True)
 class Checked(Event):
-    """The generated build was checked; docs/report.md has the fields of `publication`, and of each of its `findings`."""
+    """The generated build was checked; docs/reference.md has the fields of `publication`, and of each of its `findings`."""
 
     event = "checked"
     is_good: bool
@@ -231,7 +231,7 @@ class Checked(Event):
 
 @dataclass(frozen=True)
 class Published(Event):
-    """The build is whole, in the store; docs/report.md has the fields of `publication`."""
+    """The build is whole, in the store; docs/reference.md has the fields of `publication`."""
 
     event = "published"
     publication: Mapping[str, Any]

@@ -1,6 +1,6 @@
 """The report of an attempt: the JSON that `--report` writes, as typed models. Schema version 1.
 
-Within a version fields are added, never renamed or removed; `docs/report.md` describes them.
+Within a version fields are added, never renamed or removed; `docs/reference.md` lists them.
 """
 
 from __future__ import annotations

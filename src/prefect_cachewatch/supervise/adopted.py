@@ -1,7 +1,7 @@
 """Supervises a process that another program started: sees its end and, on demand, stops its whole process tree.
 
 It starts nothing, freezes nothing and, unless told to stop, ends nothing: if the watcher dies, the process goes on. Its
-limits are in docs/attach.md.
+limits are in docs/servers.md.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from prefect_cachewatch.evidence.crash_table import CRASH_RULES
 from prefect_cachewatch.evidence.rules import RULES
 
 PAGE = Path(__file__).parents[3] / "docs" / "causes.md"
-HEAD = "| cause | what was seen | what to do | again | because |\n|---|---|---|---|---|\n"
+HEAD = "| cause | what was seen | what to do | again |\n|---|---|---|---|\n"
 
 
 def seen(category: str) -> str:
@@ -28,9 +28,7 @@ def again(known: Known) -> str:
 
 
 def table() -> str:
-    rows = [
-        f"| `{name}` | {seen(name)} | {one.next_step} | {again(one)} | {one.why} |\n" for name, one in CAUSES.items()
-    ]
+    rows = [f"| `{name}` | {seen(name)} | {one.next_step} | {again(one)} |\n" for name, one in CAUSES.items()]
     return HEAD + "".join(rows)
 
 

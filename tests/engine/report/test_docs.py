@@ -1,4 +1,4 @@
-"""What docs/post-mortem.md promises is what there is: files, pictures."""
+"""What docs/causes.md promises is what there is: files, pictures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from prefect_cachewatch.report.bundle import BUNDLE_FILES
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "post-mortem.md").read_text()
+PAGE = (ROOT / "docs" / "causes.md").read_text()
 
 
 def test_every_file_of_a_bundle_is_described():
