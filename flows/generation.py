@@ -112,7 +112,7 @@ def generate_cache(
         warning = check_exposure({"job": job, "publish": publish, "profile": profile})
         if warning is not None and not is_output_shown():  # a command has printed it on standard error
             logger.warning(warning)
-        job, stall, key = _with_profile(profile, job, stall)
+        job, stall, stop, key = _with_profile(profile, job, stall, stop)
         admission.check()
         if publish is None:
             require_directories(job)
@@ -146,12 +146,12 @@ def generate_cache(
 
 
 def _with_profile(
-    profile: dict[str, Any] | None, job: CacheJob, stall: StallPolicy
-) -> tuple[CacheJob, StallPolicy, dict[str, str]]:
+    profile: dict[str, Any] | None, job: CacheJob, stall: StallPolicy, stop: StopPolicy
+) -> tuple[CacheJob, StallPolicy, StopPolicy, dict[str, str]]:
     if profile is None:
-        return job, stall, {}
+        return job, stall, stop, {}
     known = read_profile(profile)
-    return known.under_job(job), known.under_stall(stall), dict(known.key)
+    return known.under_job(job), known.under_stall(stall), known.under_stop(stop), dict(known.key)
 
 
 def _refused(job: CacheJob, error: InputError) -> State[Any]:

@@ -49,6 +49,7 @@ def deployed(server: Server, templates: Path) -> Server:
     ):
         template_file = templates / "pools" / f"{template}.json"
         done(server, "prefect", "work-pool", "create", pool, "--type", kind, "--base-job-template", str(template_file))
+    server.env["HOME"] = str(templates.parent)  # where the example writes
     # From a directory that is gone when the runs begin, as it is for a worker on another machine or in a container.
     away = templates.parent / "away"
     shutil.copytree(templates, away)

@@ -36,7 +36,8 @@ def test_every_entry_is_deployed_as_it_says(deployed: Server, entry: dict[str, A
     assert found["work_pool_name"] == entry["work_pool"]["name"]
     assert found["tags"] == entry["tags"]
     assert found["pull_steps"] == [{"prefect.deployments.steps.set_working_directory": {"directory": "."}}]
-    assert found["parameters"] == entry.get("parameters", {})
+    written = json.dumps(entry.get("parameters", {})).replace("{{ $HOME }}", deployed.env["HOME"])
+    assert found["parameters"] == json.loads(written)
     assert found["job_variables"] == entry["work_pool"].get("job_variables", {})
     assert [
         {"cron": s["schedule"]["cron"], "timezone": s["schedule"]["timezone"], "active": s["active"]}
@@ -53,19 +54,18 @@ def test_generate_deploy_fleet_plan_and_check_run_on_a_process_worker(
 ) -> None:
     tag = f"build-{uuid.uuid4().hex[:8]}"
     (tmp_path / "store").mkdir()
-    generate = parameters(tmp_path / "cache", GROWS, tag)
     deploy = parameters(tmp_path / "unused", GROWS, tag)
     del deploy["job"]["cache_dirs"]
     deploy["job"]["command"][3] = "{cache_dir}"
     deploy["publish"] = {"store": str(tmp_path / "store"), "cache_key": {"revision": "a"}}
     runs = {
-        "generate-cache/nightly-cache": deployed.start_run("generate-cache/nightly-cache", generate),
         "deploy-cache/deploy-cache": deployed.start_run("deploy-cache/deploy-cache", {**deploy, "health": None}),
         "generate-fleet/nightly-fleet": deployed.start_run(
             "generate-fleet/nightly-fleet",
             {"name": tag, "jobs": [member(tmp_path, tag, n) for n in range(2)], "policy": {"poll_s": 1}},
         ),
         # With the parameters that the file has.
+        "generate-cache/nightly-cache": deployed.start_run("generate-cache/nightly-cache", {}),
         "plan-capacity": deployed.start_run("plan-capacity/plan-capacity", {}),
         "check-capacity": deployed.start_run("check-capacity/check-capacity", {}),
     }
@@ -73,6 +73,7 @@ def test_generate_deploy_fleet_plan_and_check_run_on_a_process_worker(
         ended = deployed.wait_for_state(run_id, "COMPLETED", "FAILED", "CRASHED", timeout_s=170)
         assert ended["state_type"] == "COMPLETED", (name, ended["state"]["name"], ended["state"]["message"])
     assert (tmp_path / "store" / tag / "current").exists()
+    assert Path(deployed.env["HOME"], "caches/example/layers.4.tensorbin").stat().st_size == 4_000_000
     assert list(deployed.artifacts(runs["plan-capacity"])) != []
     members = deployed.request("POST", "/flow_runs/filter", deployments={"name": {"any_": ["fleet-member"]}})
     assert sorted((one["name"], one["state_name"]) for one in members) == [

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.contract.harness import state
+from tests.support import eventually
 
+from prefect_cachewatch.config.profiles import make_profile
 from support import CACHEWATCH, Ran, assert_none_left, new_tag, run
 
 WELL = ("--stall-after", "5m", "--first-write-within", "5m", "--poll", "0.2s")
@@ -147,6 +151,61 @@ def builder(tmp_path, monkeypatch) -> list[str]:
     (tools / "trtllm-build").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     return ["trtllm-build", "--output_dir", str(tmp_path / "engine")]
+
+
+# Writes weights, tells of progress, starts a server that is no child of it; then it hangs, gives up or ends.
+TT_MODEL = """#!/bin/sh
+echo "$1 $2" >> "$CALLS"
+if [ "$1" = stop ]; then kill "$(cat "$CALLS.server")"; exit; fi
+mkdir -p "$HF_HOME/hub"; head -c 9000 /dev/zero > "$HF_HOME/hub/weights"
+echo '{"event":"progress","done":1,"total":2,"unit":"bytes"}'
+(setsid sleep 3600 > /dev/null 2>&1 & echo $! > "$CALLS.server")
+$THEN
+"""
+
+
+@pytest.mark.parametrize(("then", "status"), [("sleep 3600", 124), ("exit 5", 5)])
+def test_the_container_of_tt_serve_is_stopped_where_it_hangs_or_gives_up(tmp_path, monkeypatch, then, status):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/tt-model").write_text(TT_MODEL)
+    (tmp_path / "bin/tt-model").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("THEN", then)
+    profile = f"tt-serve,tool=tt-model,model=ns/m,home={tmp_path}/hf,port=9"
+    report = tmp_path / "r.json"
+    options = (
+        "--first-write-within",
+        "5m",
+        "--stall-after",
+        "5m",
+        "--warmup-within",
+        "2s",
+        "--poll",
+        "0.2s",
+        "--no-bundle",
+    )
+    ran = run([*CACHEWATCH, "exec", "--report", str(report), "--profile", profile, *options])
+    assert (ran.status, json.loads(report.read_text())["logged"]["count"]) == (status, 1), ran.stderr
+    assert (tmp_path / "calls").read_text() == "serve ns/m\nstop ns/m\n"
+    server = int((tmp_path / "calls.server").read_text())
+    assert eventually(lambda: state(server) in ("Z", ""))
+
+
+def test_the_third_attempt_of_a_download_does_without_xet(tmp_path):
+    (tmp_path / "hf").write_text('#!/bin/sh\necho "$HF_HUB_DISABLE_XET $*"\n')
+    (tmp_path / "hf").chmod(0o755)
+    command = make_profile("hf-download", {"home": "/h", "repo": "org/m"}).settings.command
+    said = []
+    for attempt in ("1", "2", "3"):
+        env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CACHEWATCH_ATTEMPT": attempt}
+        said.append(subprocess.run(command, env=env, capture_output=True, text=True).stdout)
+    assert said == [" download org/m\n", " download org/m\n", "1 download org/m\n"]
+
+
+def test_the_generator_is_told_which_attempt_it_is(tmp_path):
+    ran = run_exec(tmp_path, "--allow-empty", "--cache-dir", tmp_path / "c", command=sh('exit "4$CACHEWATCH_ATTEMPT"'))
+    assert ran.status == 41
 
 
 def test_a_known_command_is_watched_from_its_start_by_its_profile(tmp_path, builder):

@@ -13,7 +13,7 @@ from pydantic import Field
 from prefect_cachewatch.common.inputs import nearest, validate
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.yamlfile import read_yaml
-from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, InputModel, StallPolicy
+from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, InputModel, StallPolicy, StopPolicy
 from prefect_cachewatch.config.profiles import read_profile
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.fleet.jobs import MODELS, FleetJob, FleetPlan, FleetPolicy, check_deployment_name
@@ -155,7 +155,11 @@ def _job(file: str, defaults: Mapping[str, Any], entry: Mapping[str, Any], index
     named = {"name": known.name, "command": list(known.command)}
     job = known.under_job(validate(FleetJob, named | fields, file, f"jobs[{index}]"))
     publish = job.publish.with_key(known.key) if job.publish is not None else None
-    return job.model_copy(update={"stall": known.under_stall(job.stall or StallPolicy()), "publish": publish})
+    policies = {
+        "stall": known.under_stall(job.stall or StallPolicy()),
+        "stop": known.under_stop(job.stop or StopPolicy()),
+    }
+    return job.model_copy(update={**policies, "publish": publish})
 
 
 def _merged_policy(written: FleetPolicy, given: Mapping[str, Any]) -> FleetPolicy:

@@ -129,7 +129,8 @@ class Runner:
             site: its cache directories, open.
             stall: when silence is a stall.
             stop: how the tree is stopped.
-            env: this process's environment with the job's variables on top; `place` picks from it.
+            env: this process's environment with the job's variables on top; `place` picks from it, and the attempt's
+                number is added.
             log: file for its output.
             streams: the descriptors that its output is copied to, if to any.
             stdin_fd: its standard input; default /dev/null.
@@ -149,8 +150,9 @@ class Runner:
         if self._metrics is not None:
             self._metrics.attempt_began(self._attempt, expected[0])
         self.narrator.expected = expected
+        own = place.environment(env) | {"CACHEWATCH_ATTEMPT": str(self._attempt)}
         made = Watch(
-            site, place.job, stall, stop, env=place.environment(env), output=output, stdin_fd=stdin_fd, clock=clock,
+            site, place.job, stall, stop, env=own, output=output, stdin_fd=stdin_fd, clock=clock,
             on_sample=self.sampled, before_stop=self.before_stop, on_stall=self.left_alone,
             busy=self.is_busy,
             make_supervisor=lambda launch: supervisor(adapt(launch)), files=self._files,

@@ -218,8 +218,9 @@ def stall_from(options: dict[str, Any]) -> StallPolicy:
 
 
 def stop_from(options: dict[str, Any]) -> StopPolicy:
-    """Make the stop policy from the parsed options; raises InputError."""
-    return _STOP.build(options)
+    """Make the stop policy from the parsed options, with the profile's values below them; raises InputError."""
+    profile = profile_from(options)
+    return build_model(StopPolicy, **{**(profile.stop if profile is not None else {}), **_STOP.given(options)})
 
 
 def outputs_from(options: dict[str, Any]) -> Outputs:

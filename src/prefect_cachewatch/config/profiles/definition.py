@@ -15,7 +15,15 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, create_model, model_validator
 
 from prefect_cachewatch.common.inputs import nearest
-from prefect_cachewatch.config import DEFAULT_IGNORE, CacheJob, InputModel, MarkerFiles, ReadyWhen, StallPolicy
+from prefect_cachewatch.config import (
+    DEFAULT_IGNORE,
+    CacheJob,
+    InputModel,
+    MarkerFiles,
+    ReadyWhen,
+    StallPolicy,
+    StopPolicy,
+)
 from prefect_cachewatch.config.profiles.settings import ProfileSettings
 
 _PART = re.compile(r"\{(\w+)(\.name)?\}")
@@ -85,6 +93,7 @@ class Definition(InputModel):
     env: dict[str, str] = Field(default={}, description="Templates of variables.")
     ignore: list[str] = Field(default=[], description="Globs that never count, beside the usual ones.")
     stall: dict[str, float | str] = Field(default={}, description="Windows: fields of a stall policy.")
+    stop: dict[str, float | str] = Field(default={}, description="How its tree is stopped: fields of a stop policy.")
     command: list[str] = Field(default=[], description="Templates of the generator's argv.")
     command_with: dict[str, list[str]] = Field(
         default={}, description="For a parameter the words that are added where it is given."
@@ -114,8 +123,9 @@ class Definition(InputModel):
             {*used, *self.command_with, *(p.needs for p in self.parameters.values() if p.needs)} - known
         ):
             raise ValueError(f"there is no parameter {name!r}{nearest(name, known)}")
-        for name in self.stall.keys() - StallPolicy.model_fields.keys():
-            raise ValueError(f"stall has no field {name!r}{nearest(name, StallPolicy.model_fields)}")
+        for which, policy in (("stall", StallPolicy), ("stop", StopPolicy)):
+            for name in getattr(self, which).keys() - policy.model_fields.keys():
+                raise ValueError(f"{which} has no field {name!r}{nearest(name, policy.model_fields)}")
         return self
 
     @cached_property
@@ -165,6 +175,7 @@ class Definition(InputModel):
             env=job.env,
             ignore=tuple(job.ignore),
             stall={name: getattr(policy, name) for name in stall},
+            stop=StopPolicy.model_validate(self.stop).model_dump(include=set(self.stop)),
             command=tuple(command),
             ready=ready,
             markers=job.markers,

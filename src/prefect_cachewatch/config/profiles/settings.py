@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, DEFAULT_IGNORE, CacheJob, MarkerFiles, StallPolicy
+from prefect_cachewatch.config import (
+    CACHE_DIR_PLACEHOLDER,
+    DEFAULT_IGNORE,
+    CacheJob,
+    MarkerFiles,
+    StallPolicy,
+    StopPolicy,
+)
 from prefect_cachewatch.config.ready import ReadyWhen
 
 J = TypeVar("J", bound=CacheJob)
@@ -23,6 +30,7 @@ class ProfileSettings:
         env: environment that makes the generator write there.
         ignore: globs of files that never count.
         stall: fields of a `StallPolicy` that fit this generator; the others stay at their defaults.
+        stop: fields of a `StopPolicy`, likewise.
         command: the generator's argv, if the profile knows it.
         ready: when the job is done, if that is not its exit.
         markers: files to write for other programs.
@@ -36,6 +44,7 @@ class ProfileSettings:
     env: Mapping[str, str] = field(default_factory=dict)
     ignore: tuple[str, ...] = DEFAULT_IGNORE
     stall: Mapping[str, Any] = field(default_factory=dict)
+    stop: Mapping[str, Any] = field(default_factory=dict)
     command: tuple[str, ...] = ()
     ready: ReadyWhen | None = None
     markers: MarkerFiles | None = None
@@ -76,3 +85,7 @@ class ProfileSettings:
             (120, 1.0)
         """
         return stall.model_copy(update={k: v for k, v in self.stall.items() if k not in stall.model_fields_set})
+
+    def under_stop(self, stop: StopPolicy) -> StopPolicy:
+        """Complete a stop policy; its own settings stay."""
+        return stop.model_copy(update={k: v for k, v in self.stop.items() if k not in stop.model_fields_set})

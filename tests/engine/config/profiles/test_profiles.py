@@ -10,7 +10,7 @@ import pytest
 from tests.generators.derive_tt import DATA
 
 from prefect_cachewatch.cli.main import main
-from prefect_cachewatch.config import CacheJob, MarkerFiles, StallPolicy
+from prefect_cachewatch.config import CacheJob, MarkerFiles, StallPolicy, StopPolicy
 from prefect_cachewatch.config.profiles import (
     Profile,
     find_profile,
@@ -127,6 +127,7 @@ REQUIRED = {
     "sglang": {"cache_root": "/c"},
     "trtllm-build": {"checkpoint_dir": "/k", "output_dir": "/c"},
     "hf-download": {"home": "/c"},
+    "tt-serve": {"model": "ns/m", "home": "/c"},
 }
 
 
@@ -147,12 +148,17 @@ REQUIRED = {
          {"HF_HOME": "/c", "HF_HUB_CACHE": "/c/hub", "HF_XET_CACHE": "/c/xet"}, []),
         ("hf-download", {"repo": "org/model", "revision": "abc", "local_dir": "/l"}, ["/l", "/c/xet"], None,
          ["hf", "download", "org/model", "--revision", "abc", "--local-dir", "/l"]),
+        ("tt-serve", {"tool": "tt-model", "volume": "/v", "port": "9"}, ["/c/hub", "/c/xet", "/v"],
+         {"HF_HOME": "/c", "TT_MODEL_PROGRESS": "ndjson", "TT_MODEL_NO_PIN": "1", "PYTHONUNBUFFERED": "1"},
+         ["tt-model", "ns/m", "--port", "9"]),
     ],
 )  # fmt: skip
 def test_what_follows_from_a_small_profile(name, more, dirs, env, command):
     settings = make_profile(name, REQUIRED[name] | more).settings
     assert [str(path) for path in settings.cache_dirs] == dirs
-    assert list(settings.command) == command
+    # What a shell runs is tried by tests/processes/test_profile_exec.py.
+    shell = {"hf-download": 4, "tt-serve": 3}.get(name, 0)
+    assert list(settings.command)[shell:] == command
     assert env is None or settings.env == env
 
 
@@ -208,6 +214,7 @@ def test_what_the_job_and_the_policy_say_themselves_stays():
     chosen = {"name": "tt-inference-server", "model": "m", "device": "n150", "tt_cache_path": "/c"}
     known = read_profile(chosen)
     found, stall = known.under_job(job), known.under_stall(StallPolicy(stall_after_s=77))
+    assert [known.under_stop(stop).grace_s for stop in (StopPolicy(), StopPolicy(grace_s=3))] == [60, 3]
     assert (found.cache_dirs, found.ready.kind, found.name) == ([Path("/own")], "exit", "j")
     assert (found.env["HF_HOME"], found.env["TT_CACHE_PATH"]) == ("/elsewhere", "/c")
     assert (stall.stall_after_s, stall.first_write_within_s) == (77, 1800)

@@ -52,6 +52,16 @@ LINES = {
         ("Cache generation in progress. Waited 30s", False),
         ("Service not ready after 60.0s", False),
     ],
+    "tt-serve": [
+        ('{"event":"step","key":"bundle","state":"start","label":"resolving the bundle"}', True),
+        ('{"event":"step","key":"bundle","state":"done","label":"bundle resolved","detail":"qwen3-coder-30b-a3b @ p300x2"}', True),
+        ('{"event": "progress", "done": 3221225472, "total": 16000000000, "unit": "bytes"}', True),
+        ('{"event":"progress","done":3221225472,"total":16000000000,"unit":"bytes"}', False),
+        ('{"event":"progress","done":3321225472,"total":16000000000,"unit":"bytes"}', True),
+        ('{"event":"step","key":"image","state":"fail","detail":"manifest unknown"}', False),
+        ('{"event":"container","id":"tt-model-qwen3","endpoint":"http://127.0.0.1:20000/v1"}', True),
+        ('{"event":"error","cause":"no device"}', False),
+    ],
     "trtllm-build": [
         ("[03/12/2024-10:20:08] [TRT-LLM] [I] Total time to initialize the weights in network Unnamed Network 0: 00:00:02", True),
         ("[03/12/2024-10:21:08] [TRT] [I] Engine generation completed in 35.9738 seconds.", True),
@@ -65,6 +75,7 @@ PARAMETERS = {
     "vllm-compile-cache": {"cache_root": "/c"},
     "sglang": {"cache_root": "/c"},
     "tt-inference-server": {"model": "m", "device": "n300", "cache_root": "/c"},
+    "tt-serve": {"model": "m", "home": "/h"},
     "trtllm-build": {"checkpoint_dir": "/a", "output_dir": "/b"},
 }
 
