@@ -38,6 +38,8 @@ BAD_USAGE = {
     "no way to be ready": (["--ready", "soon"], "--ready 'soon'", "http=URL"),
     "stop of no server": (["--then", "stop"], "--then", "--ready"),
     "unreadable settings": (["--config", "missing.toml"], "--config missing.toml", "No such file"),
+    "no such profile": (["--profile", "openvion"], "no profile 'openvion'", "did you mean openvino?"),
+    "profile without what it needs": (["--profile", "openvino"], "openvino needs the parameter cache_dir"),
     "too large": (["--expect", "8000TiB"], "8000 TiB", "its file system has"),
 }
 

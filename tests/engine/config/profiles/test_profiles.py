@@ -288,14 +288,6 @@ def test_a_jobs_file_with_a_bad_profile_is_answered_with_the_job(tmp_path, befor
 # The registry
 
 
-def test_an_unknown_profile_is_answered_with_the_nearest_name():
-    with pytest.raises(InputError) as caught:
-        find_profile("tt-inference")
-    assert caught.value.message == (
-        "there is no profile 'tt-inference': did you mean tt-inference-server? (see cachewatch profiles)"
-    )
-
-
 EXAMPLE = re.search(r"```toml\n(summary = .*?)```", DOCS.read_text(), re.DOTALL)
 
 
