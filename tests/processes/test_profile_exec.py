@@ -150,8 +150,8 @@ $THEN
 """
 
 
-@pytest.mark.parametrize(("then", "status"), [("sleep 3600", 124), ("exit 5", 5)])
-def test_the_container_of_tt_serve_is_stopped_where_it_hangs_or_gives_up(tmp_path, monkeypatch, then, status):
+@pytest.mark.parametrize(("then", "window", "status"), [("sleep 3600", "2s", 124), ("exit 5", "5m", 5)])
+def test_the_container_of_tt_serve_is_stopped_where_it_hangs_or_gives_up(tmp_path, monkeypatch, then, window, status):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/tt-model").write_text(TT_MODEL)
     (tmp_path / "bin/tt-model").chmod(0o755)
@@ -164,9 +164,9 @@ def test_the_container_of_tt_serve_is_stopped_where_it_hangs_or_gives_up(tmp_pat
         "--first-write-within",
         "5m",
         "--stall-after",
-        "5m",
+        window,
         "--warmup-within",
-        "2s",
+        window,
         "--poll",
         "0.2s",
         "--no-bundle",
