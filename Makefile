@@ -11,7 +11,7 @@ APART := contract or generators or faults or ui or deployments or campaign or se
 # build/lib from before goes, since modules that have moved would be installed from there.
 ALONE := flock pyproject.toml sh -c
 # Directories of which all tests are apart: several workers need not import them.
-NOTHING_HERE := tests/faults tests/containers
+NOTHING_HERE := $(addprefix tests/,containers deployments faults generators scale ui)
 WORKERS ?= 5
 
 .PHONY: help install hooks demo test coverage lint format types docs build size picture bench test-containers test-generators test-contract test-defects test-campaigns test-server test-fleet test-faults test-peers test-deployments test-scale test-ui test-versions test-all images scale soak clean
@@ -127,7 +127,7 @@ test-campaigns: $(VENV)/.test ## Test with every kill, signal and hung reader, o
 	$(BIN)/pytest -n 4 --dist worksteal -m "campaign and not fleet" tests/engine tests/processes tests/orchestration tests/contract $(ARGS)
 
 # Flows as people start them: deployments, a worker, serve(), `cachewatch generate`, and every block of the README.
-test-server: $(VENV)/.test ## Test workers, commands and the README's blocks on a real Prefect server.
+test-server: $(VENV)/.test ## Test flows, workers, commands and the README's blocks on a real Prefect server.
 	$(BIN)/pytest -n 2 --dist worksteal -m server tests/orchestration $(ARGS)
 
 # Many generations as one, on a Prefect server with a worker: deaths, limits, cancellation, resuming.

@@ -16,8 +16,6 @@ from typing import Any
 from prefect_cachewatch.engine.events import Progress
 from prefect_cachewatch.engine.recording import Recording, read_recording
 
-__all__ = ["FAMILIES", "hang_point", "recorded_runs", "synthetic_run", "write_times"]
-
 RUNS = Path(__file__).parent / "data" / "runs"
 _TAIL_S = 5.0
 

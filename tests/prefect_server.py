@@ -271,29 +271,6 @@ def started_server(env: Mapping[str, str], log: Path) -> Iterator[subprocess.Pop
             end(process)
 
 
-def alive(tag: str) -> list[int]:
-    """Pids of living processes with a tag on their command line, the test's own and the guards' left out."""
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
-            continue
-        try:
-            argv = Path(f"/proc/{name}/cmdline").read_bytes()
-            state = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0]
-        except (OSError, IndexError):  # it ends just now: there is no file, or nothing in it
-            continue
-        if tag.encode() in argv and state not in "ZX":
-            found.append(int(name))
-    return found
-
-
-def wait_until_gone(tag: str, timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while left := alive(tag):
-        assert time.monotonic() < deadline, f"still alive: {left}"
-        time.sleep(0.05)
-
-
 def flow_process_of(pids: Iterable[int]) -> psutil.Process:
     """The process that has started the engine of a tree, of which these are processes."""
     for pid in pids:

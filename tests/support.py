@@ -168,6 +168,17 @@ def running(argv: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
         process.wait(PATIENCE_S)
 
 
+def metrics_of(page: str) -> dict[str, float]:
+    """Read the values of a page of metrics by series, the label `cache` left out."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found = {}
+    for sample in (sample for family in text_string_to_metric_families(page) for sample in family.samples):
+        labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()) if k != "cache")
+        found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
 def mostly_apart(values: Iterable[T], here: Iterable[T]) -> list[Any]:
     """Make parameters of which `make test` tries only those named here, and `make test-campaigns` the others."""
     kept = [*here]

@@ -45,16 +45,8 @@ def check(name: str, python: str, requirement: str, tests: list[str]) -> bool:
     home = ROOT / "build" / "versions" / name
     inside = str(home / "bin" / "python")
     install = [
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--disable-pip-version-check",
-        "--upgrade",
-        requirement,
-        "-e",
-        f"{ROOT}[test]",
-    ]
+        "-m", "pip", "install", "-q", "--disable-pip-version-check", "--upgrade", requirement, "-e", f"{ROOT}[test]",
+    ]  # fmt: skip
     for argv in ([python, "-m", "venv", str(home)], [inside, *install]):
         if subprocess.run(argv).returncode:
             print(f"{name}: could not be set up", flush=True)

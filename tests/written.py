@@ -9,8 +9,6 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 
-__all__ = ["write_gguf", "write_safetensors", "write_tensorbin", "write_torch", "write_zip64"]
-
 
 def write_safetensors(tensors: dict[str, tuple[str, list[int], bytes]], **changed: dict[str, object]) -> bytes:
     """A file of tensors, each a type, a shape and bytes; entries of the header may be replaced by name."""

@@ -19,8 +19,6 @@ from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.engine.recording import Recording
 from prefect_cachewatch.engine.replay import find_enough, replay_recording
 
-__all__ = ["run"]
-
 WINDOW_S, POLL_S, LIMIT_S = 300.0, 15.0, 3600.0
 SEEDS, QUICK_SEEDS = 150, 6
 _PARTS = 5  # of the seeds, whose figures show the spread

@@ -20,21 +20,6 @@ import psutil
 
 import prefect_cachewatch
 
-__all__ = [
-    "CACHEWATCH",
-    "compile_package",
-    "cpu_seconds",
-    "exec_report",
-    "helpers_of",
-    "interleaved",
-    "machine_facts",
-    "make_files",
-    "memory_of",
-    "row",
-    "scratch",
-    "timed",
-]
-
 CACHEWATCH = str(Path(sys.executable).with_name("cachewatch"))
 
 

@@ -119,11 +119,7 @@ def generators(place: Place) -> Iterator[Generators]:
 
 @pytest.mark.parametrize(
     ("end", "status", "outcome"),
-    [
-        ("", 0, "completed"),
-        ("sys.exit(7)", 7, "failed"),
-        ("os.kill(os.getpid(), 9)", 137, "failed"),
-    ],
+    [("", 0, "completed"), ("sys.exit(7)", 7, "failed"), ("os.kill(os.getpid(), 9)", 137, "failed")],
     ids=["exit code 0", "exit code 7", "SIGKILL"],
 )
 def test_the_end_of_a_process_that_is_no_child_is_seen(

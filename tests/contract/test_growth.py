@@ -74,9 +74,7 @@ GROWS = {
     "a file beside loops of links": Grows(
         "put(C / f'{n}')", before="os.symlink('.', C / 'loop'); os.symlink('..', C / 'up')"
     ),
-    "a directory that is moved in": Grows(
-        "(OUT / 'd').mkdir(); put(OUT / 'd/x'); os.rename(OUT / 'd', C / f'{n}')",
-    ),
+    "a directory that is moved in": Grows("(OUT / 'd').mkdir(); put(OUT / 'd/x'); os.rename(OUT / 'd', C / f'{n}')"),
     "a file that is linked in": Grows("put(OUT / f'{n}'); os.link(OUT / f'{n}', C / f'{n}')"),
     "a temporary file, once with its rename": Grows(
         "put(C / f'{n}.tmp'); seen(); os.rename(C / f'{n}.tmp', C / f'{n}')"

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.orchestration.test_signals_own_flow import to_another_thread
-from tests.prefect_server import BIN, PATIENCE_S, Server, wait_until_gone
+from tests.prefect_server import BIN, PATIENCE_S, Server
+from tests.support import assert_none_left
 
 GENERATOR = """
 import os, sys, time
@@ -126,7 +127,7 @@ def test_it_is_registered_saved_loaded_and_triggered_and_a_stall_is_a_failure(se
     fields = schemas[0]["fields"]
     assert {"job", "stall", "stop", "retry", "publish", "outputs", "storage", "metrics"} == set(fields["properties"])
     assert fields["required"] == ["job"]
-    wait_until_gone(f"block-{tmp_path.name}")
+    assert_none_left(f"block-{tmp_path.name}")
 
 
 def test_in_a_flow_it_is_a_subflow_and_async_code_awaits_it(server: Server, tmp_path: Path) -> None:
@@ -159,6 +160,6 @@ def test_a_flow_that_is_ended_while_it_waits_takes_the_generator_with_it(
     except subprocess.TimeoutExpired as late:
         started.kill()
         pytest.fail(f"the flow goes on: {(late.stderr or b'').decode()}")
-    wait_until_gone(tag)
+    assert_none_left(tag)
     runs = server.request("POST", "/flow_runs/filter", flow_runs={"name": {"any_": [tag]}})
     assert [run["state_name"] for run in runs] == ["Cancelled"]

@@ -18,7 +18,8 @@ from tests.contract.harness import Place
 from tests.contract.on_prefect import HANGS as SHORT
 from tests.contract.on_prefect import Runs, artifact, once
 from tests.contract.test_causes import FUSE, HANGS, HEAD, LOCKS, MAPPED, ROOT, flush_left, fuse, memory_group
-from tests.prefect_server import Server, wait_until_gone
+from tests.prefect_server import Server
+from tests.support import assert_none_left
 
 LAST = "layer 0 is written"
 PROMPTS = "import pty\n_, terminal = pty.openpty(); os.read(terminal, 1)"
@@ -86,7 +87,7 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         runs = Runs(folder)
         with chains_of(runs) as (chains, script), runs.started(server, chains, script=script) as finish:
             looks = finish()
-        wait_until_gone(str(folder), 60)
+        assert_none_left(str(folder), 60)
         return looks
 
     found: dict[str, Any] = once(tmp_path_factory, "prefect-causes", make)

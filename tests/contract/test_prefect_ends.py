@@ -16,20 +16,9 @@ import pytest
 
 from tests.contract.harness import WELL as PATIENT
 from tests.contract.harness import Place, assert_golden
-from tests.contract.on_prefect import (
-    HANGS,
-    WELL,
-    WRITES,
-    Runs,
-    artifact,
-    kinds,
-    masked,
-    once,
-    parameters,
-    task_states,
-)
-from tests.prefect_server import PATIENCE_S, Server, alive, flow_process_of, wait_until_gone
-from tests.support import eventually
+from tests.contract.on_prefect import HANGS, WELL, WRITES, Runs, artifact, kinds, masked, once, parameters, task_states
+from tests.prefect_server import PATIENCE_S, Server, flow_process_of
+from tests.support import assert_none_left, eventually, tagged
 
 HOSTILE = "<script>alert(1)<_script>.bin"
 STALLS = (
@@ -109,9 +98,9 @@ def look_at_workers_runs(server: Server, runs: Runs) -> dict[str, Any]:
         server.log_lines(ids["between"], "attempt 1 of 3 ended failed")
         for key in ("cancelled", "between"):
             server.cancel(ids[key])
-        flow_process_of(alive(str(runs.cache("killed")))).kill()
+        flow_process_of(tagged(str(runs.cache("killed")))).kill()
         for key in ("cancelled", "killed"):
-            wait_until_gone(str(runs.cache(key)), 60)
+            assert_none_left(str(runs.cache(key)), 60)
         server.wait_for_crash(ids["killed"])
         ended = {"cancelled": "cancelled", "between": "cancelled", "killed": None}
         return {
@@ -146,7 +135,7 @@ def ends(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 (folder / "go").touch()
                 looks |= finish()
             assert holding.wait(60) == 0
-        wait_until_gone(str(folder), 60)
+        assert_none_left(str(folder), 60)
         return {"folder": str(folder), **looks}
 
     found: dict[str, Any] = once(tmp_path_factory, "prefect-ends", make)

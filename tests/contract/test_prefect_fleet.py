@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.contract.on_prefect import HANGS, WELL, WRITES
-from tests.prefect_server import PATIENCE_S, Server, wait_until_gone
+from tests.prefect_server import PATIENCE_S, Server
+from tests.support import assert_none_left
 
 SCRIPT = """
 import json, logging, sys
@@ -69,7 +70,7 @@ def fleet(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "artifacts": server.artifacts(run_id),
         "limit": server.request("GET", f"/v2/concurrency_limits/{name}"),
     }
-    wait_until_gone(str(folder), 60)
+    assert_none_left(str(folder), 60)
 
 
 def test_a_fleet_that_failed_in_part_says_so_and_names_the_first_that_did(fleet: dict[str, Any]) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.contract.on_prefect import HANGS, WRITES, Runs, artifact, kinds, once, task_states
-from tests.prefect_server import Server, wait_until_gone
-from tests.support import leave_behind
+from tests.prefect_server import Server
+from tests.support import assert_none_left, leave_behind
 
 FAILS = WRITES + "sys.exit(3)\n"
 RESUMES = (
@@ -71,7 +71,7 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         runs = Runs(folder)
         with runs.started(server, chains_of(runs)) as finish:
             looks = finish()
-        wait_until_gone(str(folder), 60)
+        assert_none_left(str(folder), 60)
         return {"folder": str(folder), **looks}
 
     found: dict[str, Any] = once(tmp_path_factory, "prefect-retries", make)

@@ -89,11 +89,7 @@ def test_a_server_that_is_ready_is_handed_over_and_can_be_stopped(servers: Serve
     ran = servers.exec(ready=case.ready, **case.plan)
     assert (ran.status, ran.report["outcome"], ran.report["stop"]) == (0, "completed", None), ran.stderr
     ready = ran.report["ready"]
-    assert (ready["kind"], ready["then"], ready["left_running"]) == (
-        case.ready.split("=")[0],
-        "leave_running",
-        True,
-    )
+    assert (ready["kind"], ready["then"], ready["left_running"]) == (case.ready.split("=")[0], "leave_running", True)
     assert [change["phase"] for change in ready["phases"]] == ["writing"]
     assert f"left running as pid {ready['pid']}; stop it with `cachewatch stop --pid {ready['pid']}`" in ran.last_line
     assert eventually(servers.healthy) and state(ready["pid"])

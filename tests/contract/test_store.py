@@ -86,15 +86,8 @@ UNFINISHED = [
     "\x1b[2J\n.tmp",
 ]  # fmt: skip
 LOOK_ALIKE = [
-    "tmp",
-    "template.bin",
-    "tmpfs.json",
-    ".w.sha256",
-    "w.bin.deadbeef",
-    "w.20260131",
-    "part-00001.bin",
-    ".gitignore",
-]
+    "tmp", "template.bin", "tmpfs.json", ".w.sha256", "w.bin.deadbeef", "w.20260131", "part-00001.bin", ".gitignore",
+]  # fmt: skip
 TWO = {"layers.0.bin": b"x", "d/layers.1.bin": b"x"}
 # What is written, the category of the refusal, the files that it names (None: not looked at), the policy.
 REFUSED: dict[str, tuple[Fill, str, tuple[str, ...] | None, dict[str, Any]]] = {

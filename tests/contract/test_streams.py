@@ -295,8 +295,7 @@ def test_a_log_with_a_reader_gets_all_of_it(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "report"),
-    [("exec", "f"), ("exec", "d/../f"), ("exec", "hard"), ("exec", "link"), ("generate", "hard")],
+    ("verb", "report"), [("exec", "f"), ("exec", "d/../f"), ("exec", "hard"), ("exec", "link"), ("generate", "hard")]
 )
 def test_a_log_that_is_the_report_is_refused_before_anything_runs(place: Place, verb: str, report: str) -> None:
     (place.root / "d").mkdir()

@@ -71,17 +71,8 @@ def test_a_download_that_the_next_attempt_finishes_is_published_and_links_to_rem
 def test_a_clean_retry_that_writes_nothing_has_failed_and_names_no_report_as_written(place: Place) -> None:
     file = place.root / "report.json"
     options = (
-        "--cache-dir",
-        place.cache,
-        "--attempts",
-        "2",
-        "--backoff",
-        "0.1s",
-        "--on-retry",
-        "clean",
-        "--report",
-        file,
-    )
+        "--cache-dir", place.cache, "--attempts", "2", "--backoff", "0.1s", "--on-retry", "clean", "--report", file,
+    )  # fmt: skip
     ran = place.run("generate", *WELL, *options, "--", *place.program(JOURNAL), place.cache)
     assert ran.status == 1, ran.stderr
     assert "wrote nothing again" in ran.stderr

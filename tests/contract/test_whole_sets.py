@@ -139,14 +139,8 @@ write('kernels/1/.SUCCESS', b''); write('neuron/model.done', b''); write('READY'
 
 # Of each kind of look that `exec` takes at what it does not publish.
 TOLD = (
-    "safetensors index",
-    "total_size",
-    "gguf",
-    "link to nothing",
-    "empty among numbered",
-    "blob cut off",
-    "unfinished",
-)
+    "safetensors index", "total_size", "gguf", "link to nothing", "empty among numbered", "blob cut off", "unfinished",
+)  # fmt: skip
 
 
 def writes(place: Place, body: str) -> Callable[[Path], object]:

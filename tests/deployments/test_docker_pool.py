@@ -116,20 +116,6 @@ def test_a_run_is_a_container_with_the_templates_bounds_and_its_cache_outlives_i
     assert ended_containers(engine) == [0]
 
 
-def test_a_stall_in_the_container_is_a_stalled_run_with_its_listing(
-    deployed: Server, engine: Engine, docker_worker: Path, storage: Path
-) -> None:
-    script = "echo x > /mnt/caches/one/layer.bin; exec sleep 7777"
-    run_id, _ = start(deployed, storage, script, stall_after_s=3)
-    run = ended(deployed, run_id, docker_worker)
-    assert (run["state_type"], run["state_name"]) == ("FAILED", "Stalled"), run["state"]
-    assert re.search(
-        r"\(sleep\).* no disk write activity detected for 3 s in /mnt/caches/one ", run["state"]["message"]
-    )
-    assert any("layer.bin" in str(one["data"]) for one in deployed.artifacts(run_id).values())
-    assert ended_containers(engine) == [0]
-
-
 def test_a_cancelled_run_stops_its_generator_first(
     deployed: Server, engine: Engine, docker_worker: Path, storage: Path
 ) -> None:

@@ -18,7 +18,8 @@ import pytest
 import yaml
 from tests.deployments.conftest import DEPLOYMENTS, HEARTBEAT_S, done, flow_process, run
 from tests.orchestration.test_worker import GROWS, HANGS, parameters
-from tests.prefect_server import Server, alive, wait_until_gone
+from tests.prefect_server import Server
+from tests.support import assert_none_left, tagged
 
 pytestmark = [pytest.mark.deployments, pytest.mark.timeout(600)]
 ENTRIES = yaml.safe_load((DEPLOYMENTS / "prefect.yaml").read_text())["deployments"]
@@ -229,7 +230,7 @@ def test_a_stall_tells_and_is_followed_up_and_a_dead_flow_is_crashed(
     os.kill(doomed.pid, signal.SIGKILL)
     os.kill(flow_process(dead), signal.SIGKILL)
     killed = time.monotonic()
-    wait_until_gone(dead_tag)
+    assert_none_left(dead_tag)
 
     # Meanwhile a generation stalls.
     tag = f"stall-{uuid.uuid4().hex[:8]}"
@@ -262,10 +263,10 @@ def test_a_stall_tells_and_is_followed_up_and_a_dead_flow_is_crashed(
     assert deployed.flow_run(live)["state_type"] == "RUNNING"
     # The stalled run sent a heartbeat too, and its window is over: its true state stays.
     assert deployed.flow_run(stalled)["state_name"] == "Stalled"
-    assert alive(live_tag)
+    assert tagged(live_tag)
     deployed.set_state(live, "CANCELLING", "Cancelling")
     assert deployed.wait_for_state(live, "CANCELLED", "CRASHED", "COMPLETED", "FAILED")["state_type"] == "CANCELLED"
-    wait_until_gone(live_tag, 5)
+    assert_none_left(live_tag, 5)
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float) -> None:

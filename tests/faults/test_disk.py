@@ -32,23 +32,3 @@ def test_a_report_that_does_not_fit_is_shortened_and_says_so(sandbox: Sandbox) -
     assert 0 < len(report["listing"]["entries"]) < 400
     assert report["listing"]["truncated"]
     assert any("shortened" in note and "No space left on device" in note for note in report["notes"])
-
-
-def test_a_report_that_cannot_be_written_goes_elsewhere_and_the_run_ends_rightly(sandbox: Sandbox) -> None:
-    small_disk(sandbox, "reports", "size=64k")
-    temporary = sandbox.mkdir("tmp")
-    path, log = sandbox.root / "reports" / "report.json", sandbox.root / "reports" / "log.txt"
-    script = 'head -c 20000 /dev/urandom > "$0/f"; head -c 1000000 /dev/zero; exit 3'
-    process = sandbox.guarded(
-        ["sh", "-c", script, str(sandbox.cache)],
-        *("--report", str(path), "--log", str(log)),
-        env=sandbox.env(TMPDIR=str(temporary)),
-    )
-    assert process.wait(120) == 3, sandbox.stderr()
-    elsewhere = list(temporary.iterdir())
-    assert len(elsewhere) == 1
-    assert elsewhere[0].stat().st_mode & 0o777 == 0o600
-    assert f"cannot be written: No space left on device; it is in {elsewhere[0]} instead" in sandbox.stderr()
-    report = json.loads(elsewhere[0].read_text())
-    assert report["exit_code"] == 3
-    assert any("the log is incomplete" in note for note in report["notes"])

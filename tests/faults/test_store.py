@@ -53,15 +53,9 @@ def test_a_file_that_a_killed_run_has_cut_is_written_again_whatever_its_date(
     where = ["--store", str(own_sandbox.root / "store")]
     argv = own_sandbox.cachewatch("generate", "--quiet", "--name", "lies", *where, "--attempts", "1", "--poll", "200ms")
     argv += [
-        "--stall-after",
-        "7s",
-        "--first-write-within",
-        "60s",
-        "--grace",
-        "500ms",
-        "--report",
+        "--stall-after", "7s", "--first-write-within", "60s", "--grace", "500ms", "--report",
         str(own_sandbox.report_path),
-    ]
+    ]  # fmt: skip
     argv += ["--", sys.executable, "-I", "-S", "-c", LIES, "{cache_dir}", str(mark), tag]
     with (own_sandbox.root / "out" / "log").open("ab") as log:
         run = own_sandbox.popen(argv, env=server.env, stdout=log, stderr=log)

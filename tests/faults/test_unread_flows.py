@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -11,7 +10,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.contract.terminal import full_pipe, stopped_terminal
+from tests.contract.terminal import fill, full_pipe, stopped_terminal
 from tests.faults.conftest import Front
 from tests.faults.harness import Sandbox, living, until
 
@@ -29,7 +28,7 @@ def ended(box: Sandbox, where: Where, argv: list[str], **env: str) -> int:
 
 
 def stalling(box: Sandbox) -> tuple[str, list[str]]:
-    tag, command = box.tree("plain", writes=2, life_s=200)
+    tag, command = box.tree("plain", writes=1, life_s=200)
     argv = box.cachewatch(
         "generate", "--attempts", "1", "--cache-dir", str(box.cache), "--report", str(box.report_path)
     )
@@ -84,20 +83,18 @@ generate_cache(
 def test_a_flow_run_whose_worker_stands_still_or_is_gone_is_decided_and_ends(
     front: Front, own_sandbox: Sandbox, pipe: str
 ) -> None:
-    tag, command = own_sandbox.tree("plain", writes=2, life_s=200)
+    tag, command = own_sandbox.tree("plain", writes=1, life_s=200)
     argv = [sys.executable, "-c", FLOW, str(own_sandbox.report_path), str(own_sandbox.cache), *command]
     env = own_sandbox.env(PREFECT_HOME=str(own_sandbox.root / "home" / "prefect"), PREFECT_API_URL=front.proxy.url)
     read, write = os.pipe()
     process = own_sandbox.popen(argv, env=env, stdout=write, stderr=write)
     until(lambda: living(tag), 90, "the generator runs")
-    filler = os.open(f"/proc/self/fd/{write}", os.O_WRONLY | os.O_NONBLOCK)  # the process's own stays blocking
-    if pipe == "closed":
+    if pipe == "full":
+        fill(write)
+    else:
         os.close(read)
-    with contextlib.suppress(BlockingIOError):
-        while pipe == "full" and os.write(filler, b"."):
-            continue
     assert process.wait(SOON_S) == 0
-    for fd in (write, filler, *([read] if pipe == "full" else [])):
+    for fd in (write, *([read] if pipe == "full" else [])):
         os.close(fd)
     report = own_sandbox.report()
     assert report["outcome"] == "stalled"

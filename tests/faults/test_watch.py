@@ -134,19 +134,9 @@ def test_a_wall_clock_that_jumps_is_no_stall_and_no_progress(jump_s: int, sandbo
     start = f"import sys;sys.executable={str(wrapper)!r};from prefect_cachewatch.cli.main import main;main()"
     _, command = sandbox.tree("plain", writes=20, interval_s=0.5)
     argv = [
-        sys.executable,
-        str(HERE / "fake_clock.py"),
-        str(clock),
-        "-c",
-        start,
-        "exec",
-        "--cache-dir",
-        str(sandbox.cache),
-        "--stall-after",
-        "20s",
-        "--poll",
-        "1s",
-    ]
+        sys.executable, str(HERE / "fake_clock.py"), str(clock), "-c", start, "exec", "--cache-dir",
+        str(sandbox.cache), "--stall-after", "20s", "--poll", "1s",
+    ]  # fmt: skip
     argv += ["--grace", "200ms", "--report", str(sandbox.report_path), "--", *command]
     process = sandbox.popen(argv)
     until(lambda: len(os.listdir(sandbox.cache)) >= 3, 60, "the generator writes")

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SCRIPTS", "GuardedRun", "is_marked", "marked_processes", "run_guarded"]
-
 SCRIPTS = Path(__file__).parent / "scripts"
 _MARK = "GENERATOR_TEST_MARK"
 _TIMEOUT_S = 300

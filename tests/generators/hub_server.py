@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
-__all__ = ["REPO", "serve_hub"]
-
 REPO = "org/model"
 _COMMIT = "a" * 40
 

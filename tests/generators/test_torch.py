@@ -46,10 +46,7 @@ def test_a_frozen_compiler_is_a_stall_and_no_part_of_it_is_left(torch_python: st
 
 
 def _compile(
-    python: str,
-    cache_dir: Path,
-    stall_after: str,
-    meanwhile: Callable[[str, Callable[[], bool]], None] | None = None,
+    python: str, cache_dir: Path, stall_after: str, meanwhile: Callable[[str, Callable[[], bool]], None] | None = None
 ) -> GuardedRun:
     command = [python, str(SCRIPTS / "torch_inductor.py"), str(cache_dir), "--modules", "2"]
     options = ["--stall-after", stall_after, "--first-write-within", "120s", "--poll", "1s"]

@@ -13,9 +13,11 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What asks for the real server is of `make test-server`, as far as it is of no other target."""
+    """What asks for a server is of `make test-server`, as far as it is of no other target; one file is of `make test` too."""
     for item in items:
-        if HERE in item.path.parents and "server" in item.fixturenames and not item.get_closest_marker("fleet"):  # type: ignore[attr-defined]
+        fixtures = getattr(item, "fixturenames", ())
+        flows = "prefect_harness" in fixtures and item.path.name != "test_metrics_flow.py"
+        if HERE in item.path.parents and ("server" in fixtures or flows) and not item.get_closest_marker("fleet"):
             item.add_marker(pytest.mark.server)
             item.add_marker(pytest.mark.timeout(900))  # a flow's process takes its time on a busy machine
 

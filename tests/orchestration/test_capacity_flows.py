@@ -196,27 +196,13 @@ def test_without_a_plan_there_is_nothing_to_check():
 
 @pytest.mark.parametrize(
     ("limit", "weight", "said"),
-    [
-        (0, 1, "is 0, so nothing would ever run"),
-        (2, 3, "occupies 3 slots of .* wait for ever"),
-    ],
+    [(0, 1, "is 0, so nothing would ever run"), (2, 3, "occupies 3 slots of .* wait for ever")],
 )
 def test_a_wait_that_could_never_end_is_refused(limit, weight, said):
     name = f"never-{limit}-{weight}"
     set_limit(name, limit)
     with pytest.raises(InputError, match=said), storage_slot(name, weight, LOGGER):
         pytest.fail("ran unprotected")
-
-
-def test_a_slot_is_held_meanwhile_and_freed_whatever_ends_the_job():
-    set_limit("held", 3)
-    with storage_slot("held", 2, LOGGER) as waited_s:
-        assert waited_s == 0.0
-        assert in_use("held") == 2
-    assert in_use("held") == 0
-    with pytest.raises(RuntimeError, match="generator"), storage_slot("held", 1, LOGGER):
-        raise RuntimeError("generator")
-    assert in_use("held") == 0
 
 
 def test_a_wait_is_logged_and_its_length_returned(caplog):

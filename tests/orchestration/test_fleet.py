@@ -22,8 +22,8 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from tests.prefect_server import BIN, PATIENCE_S, Server, alive, wait_until_gone
-from tests.support import mostly_apart, signal_each
+from tests.prefect_server import BIN, PATIENCE_S, Server
+from tests.support import assert_none_left, mostly_apart, signal_each, tagged
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(900)]
 
@@ -36,7 +36,7 @@ for n in range(int(sys.argv[2])):
 """
 HANGS = GROWS + "time.sleep(600)\n"
 FAILS = GROWS + "sys.exit(3)\n"
-SHORT = {"stall_after_s": 3}  # for what is to stall; on a busy machine a healthy generator pauses for longer
+SHORT = {"stall_after_s": 3}  # for what writes once and is to stall
 DEFAULTS: dict[str, Any] = {
     "stall": {"stall_after_s": 300, "first_write_within_s": 300, "poll_s": 0.5},
     "stop": {"grace_s": 1},
@@ -128,7 +128,7 @@ def test_a_fleet_over_workers_is_partly_failed_and_its_table_says_who_needs_a_pe
     tag = new_tag()
     jobs = [
         job("good", tag, tmp_path, layers=15),
-        job("hangs", tag, tmp_path, HANGS, work_queue="urgent", stall=SHORT),
+        job("hangs", tag, tmp_path, HANGS, layers=1, work_queue="urgent", stall=SHORT),
         job("fails", tag, tmp_path, FAILS),
         job("last", tag, tmp_path, priority=500),
     ]
@@ -148,20 +148,26 @@ def test_a_fleet_over_workers_is_partly_failed_and_its_table_says_who_needs_a_pe
     assert stalled["next"] and stalled["run"].endswith(found["hangs"]["id"])
     assert (good["bytes"], good["attempts"], good["cause"]) == ("732 KiB", "1", "")
     assert good["rate"].endswith("KiB/s") and good["time"] and good["wait"]
-    wait_until_gone(tag)
+    assert_none_left(tag)
 
 
 def test_a_member_in_shadow_mode_is_left_alone_and_its_row_says_what_would_have_been(
     workers: Server, tmp_path: Path
 ) -> None:
     tag = new_tag()
+    waits = GROWS + f"while not os.path.exists({str(tmp_path / 'reported')!r}): time.sleep(0.1)\n"
     jobs = [
-        job("pauses", tag, tmp_path, GROWS + "time.sleep(8)\n", stall=SHORT),
+        job("pauses", tag, tmp_path, waits, layers=1, stall=SHORT),
         job("steady", tag, tmp_path),
-        job("breaks", tag, tmp_path, GROWS + "time.sleep(8)\nsys.exit(3)\n", stall=SHORT),
+        job("breaks", tag, tmp_path, waits + "sys.exit(3)\n", layers=1, stall=SHORT),
     ]
     path = write_jobs(tmp_path, tag, jobs, defaults={**DEFAULTS, "on_stall": "report"})
-    run = run_fleet(workers, path, deployment="generate-cache/one")
+    run_id = start_fleet(workers, path, deployment="generate-cache/one")
+    for name in ("pauses", "breaks"):
+        child = until(lambda name=name: children(workers, run_id).get(name))
+        workers.wait_for_event(child["id"], "stall_reported")
+    (tmp_path / "reported").touch()
+    run = workers.wait_final(run_id)
     assert run["state_name"] == "PartlyFailed", run["state"]["message"]
     found = children(workers, run["id"])
     assert {name: child["state_name"] for name, child in found.items()} == {
@@ -173,7 +179,7 @@ def test_a_member_in_shadow_mode_is_left_alone_and_its_row_says_what_would_have_
     assert "It would have been stopped once, and rightly: it never grew again." in rows["breaks"]["cause"]
     assert rows["steady"]["cause"] == ""
     assert "1 of the generations that completed would have been stopped" in run["state"]["message"]
-    wait_until_gone(tag)
+    assert_none_left(tag)
 
 
 def test_a_fleet_in_its_own_host_ends_whole_and_a_second_one_has_nothing_to_do(workers: Server, tmp_path: Path) -> None:
@@ -237,7 +243,7 @@ def test_fail_fast_stops_what_runs_and_starts_no_more(workers: Server, tmp_path:
     found = children(workers, run["id"])
     assert {name: child["state_type"] for name, child in found.items()} == {"long": "CANCELLED", "fails": "FAILED"}
     assert [row["state"] for row in table(workers, run)[:-1]] == ["GeneratorFailed", "Cancelled", "NotStarted"]
-    wait_until_gone(tag)
+    assert_none_left(tag)
 
 
 @pytest.mark.parametrize("deployment", mostly_apart([None, "generate-cache/one"], [None]))
@@ -250,7 +256,7 @@ def test_cancelling_a_fleet_ends_its_jobs_and_their_generators(
     until(lambda: len(list(tmp_path.glob("m*/layer3.bin"))) == 2)
     workers.set_state(run_id, "CANCELLING", "Cancelling")
     assert workers.wait_for_state(run_id, "CANCELLED", "CRASHED", "FAILED", "COMPLETED")["state_type"] == "CANCELLED"
-    wait_until_gone(tag, 60)
+    assert_none_left(tag, 60)
     for child in children(workers, run_id).values():
         assert workers.wait_for_state(child["id"], "CANCELLED", "CRASHED")["state_type"] == "CANCELLED"
 
@@ -266,7 +272,7 @@ def test_one_job_of_a_fleet_can_be_cancelled_in_the_ui(workers: Server, tmp_path
     assert {name: child["state_type"] for name, child in children(workers, run_id).items()} == {
         "one": "CANCELLED", "two": "COMPLETED",
     }  # fmt: skip
-    wait_until_gone(tag)
+    assert_none_left(tag)
 
 
 def environ_of(pid: int) -> bytes:
@@ -278,7 +284,7 @@ def environ_of(pid: int) -> bytes:
 
 def fleet_process(tag: str) -> int:
     """The process of the fleet's own flow run: the parent of its jobs' processes."""
-    for pid in alive("prefect.engine"):
+    for pid in tagged("prefect.engine"):
         environ = environ_of(pid)
         if b"CACHEWATCH_FLEET_PID=" in environ and tag.encode() in environ:
             return int(environ.partition(b"CACHEWATCH_FLEET_PID=")[2].partition(b"\0")[0])
@@ -296,7 +302,7 @@ def test_a_fleet_that_is_killed_takes_its_jobs_along_and_a_retry_runs_what_is_le
     until(lambda: children(workers, run_id).get("quick", {}).get("state_type") == "COMPLETED")
     until((tmp_path / "slow" / "layer2.bin").exists)
     os.kill(until(lambda: fleet_process(tag)), signal.SIGKILL)
-    wait_until_gone(tag, 60)
+    assert_none_left(tag, 60)
     workers.wait_for_crash(run_id)
     hold.unlink()
     # Retry, as the button in the UI does it.
@@ -352,7 +358,7 @@ def test_a_fleet_over_workers_that_is_killed_finds_its_jobs_again(workers: Serve
     assert run["state_type"] == "COMPLETED", run["state"]["message"]
     found = workers.request("POST", "/flow_runs/filter", flow_runs={"parent_flow_run_id": {"any_": [run_id]}})
     assert [(child["name"], child["run_count"]) for child in found] == [("slow", 1)]  # started once, and not twice
-    wait_until_gone(tag)
+    assert_none_left(tag)
 
 
 REFUSALS = [
@@ -412,7 +418,7 @@ def test_the_slot_and_the_generator_of_a_killed_job_both_end(workers: Server, tm
     assert workers.request("GET", f"/v2/concurrency_limits/{tag}")["active_slots"] == 1
     child = children(workers, run_id)["killed"]
     signal_each(processes_of(child["id"]))
-    wait_until_gone(str(tmp_path / "killed"), 60)  # long before its lease: its guard sees to that
+    assert_none_left(str(tmp_path / "killed"), 60)  # long before its lease: its guard sees to that
     run = workers.wait_for_state(run_id, "COMPLETED", "FAILED")
     assert run["state_name"] == "PartlyFailed", run["state"]["message"]
     found = children(workers, run_id)
@@ -424,6 +430,6 @@ def test_the_slot_and_the_generator_of_a_killed_job_both_end(workers: Server, tm
 
 def processes_of(run_id: str) -> list[int]:
     """The processes of a flow run on a worker: Prefect's, not the generator."""
-    found = [pid for pid in alive("prefect") if run_id.encode() in environ_of(pid)]
+    found = [pid for pid in tagged("prefect") if run_id.encode() in environ_of(pid)]
     assert found
     return found

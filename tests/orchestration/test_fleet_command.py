@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from tests.orchestration.test_fleet import FAILS, GROWS, POLICY, job, new_tag, until, write_jobs
 from tests.prefect_database import fresh_home
-from tests.prefect_server import Server, alive, wait_until_gone
+from tests.prefect_server import Server
+from tests.support import assert_none_left, tagged
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(900)]
 
@@ -90,7 +91,7 @@ def test_a_signal_ends_the_fleet_and_its_generators(
             process.wait()
     assert process.returncode == status, said
     assert "Traceback" not in said
-    wait_until_gone(tag)
+    assert_none_left(tag)
     runs = server.request("POST", "/flow_runs/filter", flow_runs={"tags": {"all_": [f"cachewatch-fleet:{tag}"]}})
     assert sorted(found["state_type"] for found in runs if found["name"] != tag) == ["CANCELLED", "CANCELLED"]
 
@@ -129,4 +130,4 @@ def test_without_a_server_a_temporary_one_serves_all_jobs(tmp_path: Path, state_
     assert done.returncode == 0, done.stderr
     assert "starting a temporary Prefect server" in done.stderr
     assert f"Fleet '{tag}': 2 of 2 caches are there." in done.stderr
-    assert not alive(tag)
+    assert not tagged(tag)

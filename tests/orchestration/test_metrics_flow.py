@@ -14,8 +14,8 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.concurrency.sync import concurrency
 from prefect.states import State
-from prometheus_client.parser import text_string_to_metric_families
 from tests.prefect_server import free_port
+from tests.support import metrics_of
 
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.flows.generation import generate_cache
@@ -44,22 +44,12 @@ def run(job: CacheJob, **given: Any) -> State[Any]:
     return state
 
 
-def read(page: str) -> dict[str, float]:
-    """Values by series, the label `cache` left out."""
-    found = {}
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples:
-            labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()) if k != "cache")
-            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
-    return found
-
-
 def scrape_until(url: str, series: str, value: float, timeout_s: float = 60) -> dict[str, float]:
     deadline = time.monotonic() + timeout_s
     seen: dict[str, float] = {}
     while time.monotonic() < deadline:
         try:
-            seen = read(httpx.get(url, timeout=10).text)
+            seen = metrics_of(httpx.get(url, timeout=10).text)
         except httpx.HTTPError:
             seen = {}
         if seen.get(series, -1.0) >= value:

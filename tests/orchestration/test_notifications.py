@@ -45,10 +45,7 @@ class Paged:
 @pytest.fixture(scope="module")
 def paged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Paged]:
     folder = tmp_path_factory.mktemp("paged")
-    with (
-        listen() as webhooks,
-        running_server(folder) as server,
-    ):
+    with listen() as webhooks, running_server(folder) as server:
         code = f"from prefect.blocks.notifications import *; {BLOCK.format(port=webhooks.port)}"
         subprocess.run([sys.executable, "-c", code], env=server.env, check=True, timeout=120)
         yield Paged(server, webhooks)
@@ -145,18 +142,9 @@ def test_a_dead_man_s_check_tells_of_what_did_not_happen(paged: Paged, tmp_path:
     for name in ("frozen", "alive"):
         (tmp_path / name).mkdir()
         argv = [
-            "generate",
-            "--name",
-            f"{name}-{tag}",
-            "--cache-dir",
-            str(tmp_path / name),
-            "--quiet",
-            "--",
-            sys.executable,
-            "-c",
-            GROWS_ON,
-            str(tmp_path / name),
-        ]
+            "generate", "--name", f"{name}-{tag}", "--cache-dir", str(tmp_path / name), "--quiet", "--",
+            sys.executable, "-c", GROWS_ON, str(tmp_path / name),
+        ]  # fmt: skip
         runs[name] = subprocess.Popen([sys.executable, "-c", WATCHED, *argv], env=server.env, stdin=subprocess.DEVNULL)
     try:
         for name in runs:

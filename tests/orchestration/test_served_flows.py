@@ -63,6 +63,7 @@ def pickled(flow: Any, by_value: bool) -> bytes:
             cloudpickle.unregister_pickle_by_value(module)
 
 
+@pytest.mark.server
 def test_every_flow_is_pickled_for_the_process_of_a_run() -> None:
     calls = {(name, by_value): pickled(flow, by_value) for name, flow in FLOWS.items() for by_value in (False, True)}
     done = subprocess.run(

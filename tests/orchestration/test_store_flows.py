@@ -299,13 +299,7 @@ def test_a_server_that_warms_up_is_asked_until_it_is_well(store: CacheStore, slo
 def test_the_store_tasks_work_in_a_flow_of_ones_own(store: CacheStore) -> None:
     from prefect import flow
 
-    from prefect_cachewatch.tasks.store import (
-        activate_cache,
-        collect_cache,
-        list_cache,
-        roll_back_cache,
-        verify_cache,
-    )
+    from prefect_cachewatch.tasks.store import activate_cache, collect_cache, list_cache, roll_back_cache, verify_cache
 
     first = run(job(), policy(store)).result().publication
     second = run(job(), policy(store, force=True)).result().publication

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.prefect_server import Server, alive, end, running_server, started_server, wait_until_gone
-from tests.support import eventually
+from tests.prefect_server import Server, end, running_server, started_server
+from tests.support import assert_none_left, eventually, tagged
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 GROWS = """
@@ -55,10 +55,10 @@ def test_the_runs_of_a_worker_that_is_told_to_stop_end_with_it_and_stay_running(
     pool = deploy(server, tmp_path)
     with server.worker(pool, tmp_path) as process:
         run_id, tag = start_growing(server, tmp_path, pool, 3000)
-        assert alive(tag)
+        assert tagged(tag)
         process.send_signal(signal.SIGTERM)
         process.wait(60)
-    wait_until_gone(tag, 1)
+    assert_none_left(tag, 1)
     assert server.flow_run(run_id)["state_type"] == "RUNNING"
 
 
@@ -70,18 +70,16 @@ def test_the_run_of_a_worker_that_is_killed_goes_on_and_reports_its_own_end(serv
         process.wait(10)
         run = server.wait_for_state(run_id, "COMPLETED", "FAILED", "CRASHED")
     assert run["state_name"] == "Completed", run["state"]
-    wait_until_gone(tag, 1)
+    assert_none_left(tag, 1)
 
 
-def test_a_run_that_ends_while_the_server_is_replaced_is_reported_when_it_answers_again(
-    tmp_path: Path,
-) -> None:
+def test_a_run_that_ends_while_the_server_is_replaced_is_reported_when_it_answers_again(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
         pool = deploy(server, tmp_path)
         with server.worker(pool, tmp_path):
             run_id, tag = start_growing(server, tmp_path, pool, 25)
             end(server.process)
-            assert eventually(lambda: not alive(tag), 60)  # the generator has ended, and nobody can be told
+            assert eventually(lambda: not tagged(tag), 60)  # the generator has ended, and nobody can be told
             with started_server(server.env, tmp_path / "again.log"):
                 run = server.wait_for_state(run_id, "COMPLETED", "FAILED", "CRASHED")
                 assert run["state_name"] == "Completed", run["state"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -71,32 +72,21 @@ def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-def test_settings_that_prefect_refuses_are_one_sentence(tmp_path: Path) -> None:
-    ran = fleet(write(tmp_path, job(tmp_path)), PREFECT_API_URL="http://[::1")
-    assert ran.status == 125
-    assert "Traceback" not in ran.stderr
-    last = ran.stderr.splitlines()[-1]
-    assert last.startswith("cachewatch: Prefect refuses its settings (") and "IPv6 URL" in last
-    assert not (tmp_path / "a").exists()
-
-
-@pytest.mark.campaign
-def test_a_temporary_server_that_does_not_start_is_one_sentence(tmp_path: Path) -> None:
-    ran = fleet(write(tmp_path, job(tmp_path)), PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS="1")
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"PREFECT_API_URL": "http://[::1"}, r"Prefect refuses its settings \(.*IPv6 URL"),
+        ({"PREFECT_API_URL": "http://127.0.0.1:9/api"}, "the Prefect API at http://127.0.0.1:9/api cannot be reached"),
+        ({"PREFECT_API_URL": "http://127.0.0.1:9/"}, ".*PREFECT_API_URL ends with /api: write http://127.0.0.1:9/api; or start it"),
+        pytest.param(
+            {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "1"}, r"the temporary Prefect server did not start \(Timed out ",
+            marks=pytest.mark.campaign,
+        ),
+    ],
+)  # fmt: skip
+def test_an_api_that_cannot_be_asked_is_one_sentence(tmp_path: Path, env: dict[str, str], said: str) -> None:
+    ran = fleet(write(tmp_path, job(tmp_path)), **env)
     assert ran.status == 125 and "Traceback" not in ran.stderr
-    assert "cachewatch: the temporary Prefect server did not start (Timed out " in ran.stderr
+    assert re.search(f"^cachewatch: {said}", ran.stderr, re.MULTILINE), ran.stderr
+    assert ran.stderr.count("cachewatch: ") == 1
     assert not (tmp_path / "a").exists()
-
-
-def test_an_api_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
-    ran = fleet(write(tmp_path, job(tmp_path)), PREFECT_API_URL="http://127.0.0.1:9/api")
-    assert ran.status == 125
-    assert ran.stderr.startswith("cachewatch: the Prefect API at http://127.0.0.1:9/api cannot be reached")
-    assert ran.stderr.count("\n") == 1
-    assert not (tmp_path / "a").exists()
-
-
-def test_an_address_that_no_api_has_is_corrected(tmp_path: Path) -> None:
-    ran = fleet(write(tmp_path, job(tmp_path)), PREFECT_API_URL="http://127.0.0.1:9/")
-    assert (ran.status, ran.stderr.count("\n")) == (125, 1)
-    assert "PREFECT_API_URL ends with /api: write http://127.0.0.1:9/api; or start it" in ran.stderr

@@ -14,23 +14,9 @@ import pytest
 from prefect_cachewatch.errors import CommandError
 from prefect_cachewatch.supervise.client import GuardClient
 from prefect_cachewatch.supervise.helper_client import running_clients
-from prefect_cachewatch.supervise.proc import (
-    children,
-    command_line,
-    descendants,
-    is_alive,
-    read_stat,
-    send_signal,
-)
+from prefect_cachewatch.supervise.proc import children, command_line, descendants, is_alive, read_stat, send_signal
 from prefect_cachewatch.supervise.supervisor import Launch
-from support import (
-    PATIENCE_S,
-    eventually,
-    new_tag,
-    program,
-    running,
-    tagged,
-)
+from support import PATIENCE_S, eventually, new_tag, program, running, tagged
 
 # Nothing outlives a test by more than this, should the guard fail.
 LIFE_S = 100

@@ -16,7 +16,6 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from prefect_cachewatch.metrics.outlets import open_metrics
 from prefect_cachewatch.metrics.settings import Metrics
@@ -25,6 +24,7 @@ from support import (
     assert_none_left,
     eventually,
     exec_argv,
+    metrics_of,
     new_tag,
     program,
     run,
@@ -57,20 +57,10 @@ def taken() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
-def read(page: str) -> dict[str, float]:
-    """Values by series, the label `cache` left out."""
-    found = {}
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples:
-            labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()) if k != "cache")
-            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
-    return found
-
-
 def scrape(url: str) -> dict[str, float]:
     answer = httpx.get(url, timeout=10)
     assert answer.status_code == 200
-    return read(answer.text)
+    return metrics_of(answer.text)
 
 
 def url_of(process: subprocess.Popen[str]) -> str:
@@ -109,7 +99,7 @@ def test_a_damaged_file_is_begun_anew_and_said(tmp_path):
         exporter.run_ended("completed")
     assert exporter.problem is not None
     assert exporter.problem.startswith(f"earlier counts in {exporter.where} could not be read")
-    assert read(Path(exporter.where).read_text())["cachewatch_runs_total{outcome=completed}"] == 1
+    assert metrics_of(Path(exporter.where).read_text())["cachewatch_runs_total{outcome=completed}"] == 1
 
 
 def test_a_directory_that_does_not_answer_holds_nobody(tmp_path, monkeypatch):
@@ -159,7 +149,7 @@ def test_a_stall_is_in_the_file_with_its_cause(cache, tmp_path):
     )  # fmt: skip
     assert ran.status == 124
     (path,) = metrics.iterdir()
-    values = read(path.read_text())
+    values = metrics_of(path.read_text())
     assert values["cachewatch_last_verdict{cause=stopped_by_signal,kind=no_growth}"] == 1
     assert values["cachewatch_verdicts_total{cause=stopped_by_signal,kind=no_growth}"] == 1
     assert (values["cachewatch_attempts_total{outcome=stalled}"], values["cachewatch_running"]) == (1, 0)
@@ -207,9 +197,9 @@ def test_a_run_whose_watch_is_killed_stays_running_in_its_file(cache, tmp_path):
         process.communicate(timeout=PATIENCE_S)
     assert_none_left(tag)
     (path,) = metrics.glob("*.prom")
-    assert read(path.read_text())["cachewatch_running"] == 1  # what CachewatchWatchLost asks for
+    assert metrics_of(path.read_text())["cachewatch_running"] == 1  # what CachewatchWatchLost asks for
     assert run_exec(cache, *WELL, *where, command=["true"]).status == 0
-    values = read(path.read_text())
+    values = metrics_of(path.read_text())
     assert (values["cachewatch_running"], values["cachewatch_written_bytes_total"]) == (0, 150_000)
 
 
@@ -219,7 +209,7 @@ def test_a_cache_that_is_refused_counts_as_a_refused_run(tmp_path):
     ran = run_exec(tmp_path / "no", "--metrics", f"file:{tmp_path / 'metrics'}", command=["true"])
     assert ran.status == 125
     (path,) = (tmp_path / "metrics").iterdir()
-    values = read(path.read_text())
+    values = metrics_of(path.read_text())
     assert values["cachewatch_runs_total{outcome=refused}"] == 1
     assert values["cachewatch_attempts_total{outcome=failed}"] == 0
 

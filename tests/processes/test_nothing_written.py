@@ -28,6 +28,11 @@ def python(source: str, *words: object) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", source, *map(str, words)]
 
 
+def searched(cache: Path, *options: str, command: list[str], cwd: Path | None = None) -> str:
+    """What is said of a run that wrote nothing here, where the search for it has all the time it wants."""
+    return told(run_exec(cache, *WELL, *options, cachewatch=SEARCHES_AT_LEISURE, command=command, cwd=cwd))
+
+
 def told(ran: Ran) -> str:
     assert ran.report is not None
     assert (ran.status, ran.report["outcome"], ran.report["exit_code"]) == (1, "nothing_written", 0), ran
@@ -51,14 +56,10 @@ def test_what_a_fast_command_wrote_is_found_by_the_words_of_its_command(cache: P
     right = tmp_path / "right"
     right.mkdir()
     (right / "old.bin").write_bytes(b"old")
-    ran = run_exec(
-        cache,
-        *WELL,
-        cachewatch=SEARCHES_AT_LEISURE,
-        command=["sh", "-c", "head -c 9999 /dev/zero > $1", "sh", str(right / "layer0.bin")],
-    )
+    command = ["sh", "-c", "head -c 9999 /dev/zero > $1", "sh", str(right / "layer0.bin")]
+    message = searched(cache, command=command)
     # Whoever is seen with the file open is not searched for.
-    assert f"New since its start: {right}/layer0.bin" in told(ran) or f"open for writing in {right}" in told(ran)
+    assert f"New since its start: {right}/layer0.bin" in message or f"open for writing in {right}" in message
 
 
 def test_a_file_is_new_by_no_date_that_somebody_gave_it(cache: Path, tmp_path: Path) -> None:
@@ -69,14 +70,7 @@ def test_a_file_is_new_by_no_date_that_somebody_gave_it(cache: Path, tmp_path: P
         os.utime(right / f"old{number}.bin", (13_000_000_000, 13_000_000_000))
     time.sleep(1.5)  # beyond what a clock may differ
     script = "head -c 9999 /dev/zero > $1; touch -d @$2 $1"
-    message = told(
-        run_exec(
-            cache,
-            *WELL,
-            cachewatch=SEARCHES_AT_LEISURE,
-            command=["sh", "-c", script, "sh", str(right / "layer0.bin"), "-5"],
-        )
-    )
+    message = searched(cache, command=["sh", "-c", script, "sh", str(right / "layer0.bin"), "-5"])
     assert "/old" not in message
     assert f"New since its start: {right}/layer0.bin" in message or f"open for writing in {right}" in message
 
@@ -86,22 +80,10 @@ def test_new_files_are_looked_for_where_the_command_points_to(cache: Path, tmp_p
     right = cache.parent / "cache" if where == "beside" else tmp_path / "right"
     right.mkdir(parents=True)
     script = f"cd {right} && head -c 9999 /dev/zero > layer0.bin"
-    options: tuple[str, ...] = ()
-    words: list[str] = []
-    if where == "option":
-        words = [f"--out={right}"]
-    elif where == "environment":
-        options = ("--env", f"OUT={right}")
-    message = told(
-        run_exec(
-            cache,
-            *WELL,
-            *options,
-            cachewatch=SEARCHES_AT_LEISURE,
-            command=["sh", "-c", script, "sh", *words],
-            cwd=right if where == "cwd" else None,
-        )
-    )
+    words = [f"--out={right}"] if where == "option" else []
+    options = ("--env", f"OUT={right}") if where == "environment" else ()
+    command = ["sh", "-c", script, "sh", *words]
+    message = searched(cache, *options, command=command, cwd=right if where == "cwd" else None)
     assert f"New since its start: {right}/layer0.bin" in message or f"open for writing in {right}" in message
 
 
@@ -119,18 +101,9 @@ def test_what_is_plainly_no_cache_is_not_named(cache: Path, tmp_path: Path) -> N
         "cache = open('right/layer0.bin', 'wb')\nfor n in range(4): cache.write(bytes(9999)); cache.flush(); time.sleep(0.4)"
     )
     options = (
-        "--env",
-        "PYTHONDONTWRITEBYTECODE=",
-        "--log",
-        str(work / "output.txt"),
-        "--record",
-        str(work / "growth.trace"),
-    )
-    message = told(
-        run_exec(
-            cache, *WELL, *options, cachewatch=SEARCHES_AT_LEISURE, command=[sys.executable, "-c", script], cwd=work
-        )
-    )
+        "--env", "PYTHONDONTWRITEBYTECODE=", "--log", str(work / "output.txt"), "--record", str(work / "growth.trace"),
+    )  # fmt: skip
+    message = searched(cache, *options, command=[sys.executable, "-c", script], cwd=work)
     assert f"open for writing in {right}" in message
     for noise in ("__pycache__", "run.log", "/proc", "/dev", ".git", "output.txt", "growth.trace", f"in {work}."):
         assert noise not in message
@@ -140,18 +113,9 @@ def test_what_is_plainly_no_cache_is_not_named(cache: Path, tmp_path: Path) -> N
     time.sleep(1.5)  # beyond what a clock may differ
     script = "import sys; sys.path.insert(0, '.'); import helper"
     options = (
-        "--env",
-        "PYTHONDONTWRITEBYTECODE=",
-        "--log",
-        str(fast / "output.txt"),
-        "--record",
-        str(fast / "growth.trace"),
-    )
-    message = told(
-        run_exec(
-            cache, *WELL, *options, cachewatch=SEARCHES_AT_LEISURE, command=[sys.executable, "-c", script], cwd=fast
-        )
-    )
+        "--env", "PYTHONDONTWRITEBYTECODE=", "--log", str(fast / "output.txt"), "--record", str(fast / "growth.trace"),
+    )  # fmt: skip
+    message = searched(cache, *options, command=[sys.executable, "-c", script], cwd=fast)
     assert "Where else it wrote was not seen." in message
 
 
@@ -184,18 +148,8 @@ def test_a_watched_process_that_ends_without_a_byte_is_a_failure_unless_that_is_
     cache.mkdir()
     for options, statuses in (((), (1,)), (("--allow-empty",), (0, 123))):
         with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as waiter:
-            argv = [
-                *CACHEWATCH,
-                "watch",
-                "--pid",
-                str(waiter.pid),
-                "--cache-dir",
-                str(cache),
-                "--poll",
-                "0.3s",
-                *options,
-            ]
-            with running(argv) as watching:
+            argv = ["watch", "--pid", str(waiter.pid), "--cache-dir", str(cache), "--poll", "0.3s", *options]
+            with running([*CACHEWATCH, *argv]) as watching:
                 assert "Ctrl-C leaves it alone" in watching.stderr.readline()
                 waiter.communicate()
                 _, said = watching.communicate(timeout=60)

@@ -139,16 +139,9 @@ def test_node_exporter_takes_the_files_of_many_runs_however_short(prometheus, tm
     prometheus.wait_for('cachewatch_runs_total{job="node", cache="one", outcome="completed"} == 1')
     prometheus.wait_for('ALERTS{alertname="CachewatchGeneratorFailed", cache="one", alertstate="firing"}')
     stalls = [
-        "--stall-after",
-        "1s",
-        "--poll",
-        "0.2s",
-        "--grace",
-        "0.3s",
-        "--no-bundle",
-        "--metrics",
+        "--stall-after", "1s", "--poll", "0.2s", "--grace", "0.3s", "--no-bundle", "--metrics",
         f"file:{prometheus.textfiles}",
-    ]
+    ]  # fmt: skip
     ran = run_exec(tmp_path / "silent", *stalls, command=[*program(STALLS, new_tag()), str(tmp_path / "silent")])
     assert ran.status == 124
     alert = prometheus.wait_for('ALERTS{alertname="CachewatchStalled", alertstate="firing"}')

@@ -91,13 +91,7 @@ def test_a_release_after_a_stop_comes_too_late_and_waits_for_nothing(first: str)
 
 
 def record_of(server: RunningServer, run_token: str, **more: object):
-    facts = {
-        "name": "llama",
-        "cache_dirs": ("/mnt/x",),
-        "ready": "a test",
-        "stop_grace_s": 0.3,
-        "log": None,
-    }
+    facts = {"name": "llama", "cache_dirs": ("/mnt/x",), "ready": "a test", "stop_grace_s": 0.3, "log": None}
     return make_record(server, run_id=run_token, **facts | more)
 
 

@@ -19,17 +19,7 @@ from prefect_cachewatch.supervise.janitor import clear_leftovers
 from prefect_cachewatch.supervise.proc import read_stat
 from prefect_cachewatch.supervise.reading import read_each
 from prefect_cachewatch.supervise.turns import is_stuck
-from support import (
-    PATIENCE_S,
-    assert_none_left,
-    eventually,
-    new_tag,
-    program,
-    run_exec,
-    running,
-    signal_each,
-    tagged,
-)
+from support import PATIENCE_S, assert_none_left, eventually, new_tag, program, run_exec, running, signal_each, tagged
 
 
 def state_of(pid: int) -> str:

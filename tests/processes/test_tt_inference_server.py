@@ -60,16 +60,7 @@ def start(request, tmp_path, monkeypatch) -> Iterator[dict[str, str]]:
 
 
 def guarded(tmp_path: Path, env: dict[str, str], *options: str) -> Ran:
-    command = [
-        *CACHEWATCH,
-        "exec",
-        "--report",
-        "r.json",
-        "--poll",
-        "0.2s",
-        "--no-bundle",
-        *options,
-    ]
+    command = [*CACHEWATCH, "exec", "--report", "r.json", "--poll", "0.2s", "--no-bundle", *options]
     ran = run([*command, "--", *RUN.split(), "--host-volume", str(tmp_path / "volume")], env=env)
     ran.report = json.loads((tmp_path / "r.json").read_text())
     return ran

@@ -49,10 +49,7 @@ def test_what_is_no_directory_is_refused(tmp_path, variable, value):
 
 @pytest.mark.parametrize(
     ("variable", "options", "why"),
-    [
-        ("PREFECT_HOME", "ro", "Read-only file system"),
-        ("CACHEWATCH_STATE", "size=32k", "No space left on device"),
-    ],
+    [("PREFECT_HOME", "ro", "Read-only file system"), ("CACHEWATCH_STATE", "size=32k", "No space left on device")],
 )
 def test_a_place_without_room_is_refused(tmp_path, variable, options, why):
     needs_root("mounting")

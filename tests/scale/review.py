@@ -146,10 +146,7 @@ def requests_of(stack: Stack, offset: int, runs: int, workers: int, took_s: floa
 def metered(meter: Meter, runs: int) -> dict[str, Any]:
     """Gather what a meter has seen."""
     processor = meter.processor_s()
-    return {
-        "processor_s": processor,
-        "processor_s_per_run": {role: processor.get(role, 0.0) / runs for role in _ROLES},
-    }
+    return {"processor_s": processor, "processor_s_per_run": {role: processor.get(role, 0.0) / runs for role in _ROLES}}
 
 
 def reported(stack: Stack, window_s: float) -> dict[str, Any]:

@@ -134,8 +134,7 @@ def test_loading_before_the_first_byte_is_no_slow_storage() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"state": "Stalled"}, {"attempts": 2}, {"bytes_written": None}, {"bytes_written": 0}],
+    "change", [{"state": "Stalled"}, {"attempts": 2}, {"bytes_written": None}, {"bytes_written": 0}]
 )
 def test_runs_that_say_nothing_of_the_rate_are_insufficient_data(change: dict[str, Any]) -> None:
     some, end_s = runs_as_planned(2)

@@ -12,11 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from prefect_cachewatch.common.directories import (
-    FileRefused,
-    make_own_directory,
-    open_own_directory,
-)
+from prefect_cachewatch.common.directories import FileRefused, make_own_directory, open_own_directory
 from prefect_cachewatch.common.files import PUBLIC, create_file, open_for_writing, write_entry, write_file
 
 NOBODY = 65534

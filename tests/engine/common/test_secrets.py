@@ -16,81 +16,22 @@ from prefect_cachewatch.common.secrets import (
     secret_options,
     secret_values,
     worth_hiding,
-)
+)  # fmt: skip
 
 S = "Zq8vW2mK7pXt4rLs"  # no shape tells it: its label must
 SECRET_NAMES = [
-    "DB_PWD",
-    "SSHPASS",
-    "PGPASSWORD",
-    "DB_PASSWORD_PROD",
-    "dbPassword",
-    "HF_TOKEN",
-    "GITHUB_TOKEN_2",
-    "apiKey",
-    "apikey",
-    "AWS_SECRET_ACCESS_KEY",
-    "AccountKey",
-    "CLIENT-SECRET",
-    "SECRET_KEY_BASE",
-    "private-key",
-    "--pass",
-    "--passphrase",
-    "--auth",
-    "--cookie",
-    "--credential",
-    "--creds",
-    "authToken",
-    "x-auth-token",
-    "JWT",
-    "PHPSESSID",
-    "--sign-key",
-    "sig",
-    "signature",
-    "-Ddb.password",
-    "APITOKEN",
-    "KEY",
-    "PREFECT_API_AUTH_STRING",
-]
+    "DB_PWD", "SSHPASS", "PGPASSWORD", "DB_PASSWORD_PROD", "dbPassword", "HF_TOKEN", "GITHUB_TOKEN_2", "apiKey",
+    "apikey", "AWS_SECRET_ACCESS_KEY", "AccountKey", "CLIENT-SECRET", "SECRET_KEY_BASE", "private-key", "--pass",
+    "--passphrase", "--auth", "--cookie", "--credential", "--creds", "authToken", "x-auth-token", "JWT", "PHPSESSID",
+    "--sign-key", "sig", "signature", "-Ddb.password", "APITOKEN", "KEY", "PREFECT_API_AUTH_STRING",
+]  # fmt: skip
 PLAIN_NAMES = [
-    "signal",
-    "--design",
-    "monkey",
-    "keyboard",
-    "author",
-    "tokenizer",
-    "TOKENIZERS_PARALLELISM",
-    "max_tokens",
-    "tokens",
-    "eos_token",
-    "bos_token_id",
-    "token_count",
-    "compass",
-    "bypass",
-    "passes",
-    "pass_count",
-    "first_pass",
-    "cache_key",
-    "public_key",
-    "missing_keys",
-    "keys",
-    "secretary",
-    "cookiecutter",
-    "assign",
-    "signed",
-    "sigma",
-    "credits",
-    "KEY_FILE",
-    "SSH_AUTH_SOCK",
-    "AUTH_TYPE",
-    "AWS_ACCESS_KEY_ID",
-    "SECRET_NAME",
-    "--password-file",
-    "PATH",
-    "weights",
-    "turkey",
-    "key_id",
-]
+    "signal", "--design", "monkey", "keyboard", "author", "tokenizer", "TOKENIZERS_PARALLELISM", "max_tokens",
+    "tokens", "eos_token", "bos_token_id", "token_count", "compass", "bypass", "passes", "pass_count", "first_pass",
+    "cache_key", "public_key", "missing_keys", "keys", "secretary", "cookiecutter", "assign", "signed", "sigma",
+    "credits", "KEY_FILE", "SSH_AUTH_SOCK", "AUTH_TYPE", "AWS_ACCESS_KEY_ID", "SECRET_NAME", "--password-file",
+    "PATH", "weights", "turkey", "key_id",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SECRET_NAMES)
@@ -133,30 +74,17 @@ def test_a_name_of_something_else_keeps_its_value(name):
 
 
 SHAPES = [
-    "nvapi-" + "Ab1_-" * 12,
-    "glpat-abcDEF123456_-xyz000",
-    "AIzaSyA-1234567890abcdefghijklmnopqrstu",
-    "hf_" + "aBcDeFgHiJkLmNoPqRsTuVwXyZ01234567",
-    "hf_abcdefghijklmnop",
+    "nvapi-" + "Ab1_-" * 12, "glpat-abcDEF123456_-xyz000", "AIzaSyA-1234567890abcdefghijklmnopqrstu",
+    "hf_" + "aBcDeFgHiJkLmNoPqRsTuVwXyZ01234567", "hf_abcdefghijklmnop",
     *(f"{kind}_{'aB3' * 12}" for kind in ("ghp", "gho", "ghs", "ghu", "ghr")),
-    "github_pat_11ABCDEFG0abcdefghijkl_mnopqrstuvwxyz0123456789",
-    "AKIAIOSFODNN7EXAMPLE",
-    "ASIAY34FZKBOKMUTVV7A",
-    "xox" + "b-123456789012-1234567890123-AbCdEfGhIjKlMnOpQrStUvWx",
-    "xoxe.xoxp-1-Mi0yLTEyMzQ1Njc4OTA",
-    "sk-abcdefghijklmnop1234",
-    "sk-proj-abcDEF123_456-ghiJKL",
-    "sk-ant-api03-abcdefghijklmnopqrstuvwxyz",
-    "sk_" + "live_4eC39HqLyjWDarjtT1zdp7dc",
-    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.sflKxwRJSMeKKF2QT4",
-    "pnu_" + "a1B2" * 9,
-    "npm_" + "a1B2" * 9,
-    "dapi" + "0123456789abcdef" * 2,
-    "xai-" + "aB3" * 12,
-    "pplx-" + "aB3" * 12,
-    *(f"{kind}_{'aB3' * 12}" for kind in ("whsec", "glsa", "sntrys", "lin_api", "figd")),
+    "github_pat_11ABCDEFG0abcdefghijkl_mnopqrstuvwxyz0123456789", "AKIAIOSFODNN7EXAMPLE", "ASIAY34FZKBOKMUTVV7A",
+    "xox" + "b-123456789012-1234567890123-AbCdEfGhIjKlMnOpQrStUvWx", "xoxe.xoxp-1-Mi0yLTEyMzQ1Njc4OTA",
+    "sk-abcdefghijklmnop1234", "sk-proj-abcDEF123_456-ghiJKL", "sk-ant-api03-abcdefghijklmnopqrstuvwxyz",
+    "sk_" + "live_4eC39HqLyjWDarjtT1zdp7dc", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.sflKxwRJSMeKKF2QT4",
+    "pnu_" + "a1B2" * 9, "npm_" + "a1B2" * 9, "dapi" + "0123456789abcdef" * 2, "xai-" + "aB3" * 12,
+    "pplx-" + "aB3" * 12, *(f"{kind}_{'aB3' * 12}" for kind in ("whsec", "glsa", "sntrys", "lin_api", "figd")),
     "ATATT3x" + "aB3" * 12,
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("secret", SHAPES)
@@ -357,16 +285,9 @@ def test_values_of_the_environment_are_found_and_spoil_nothing():
 
 def test_the_options_that_hold_secrets_are_named_and_their_values_are_not():
     argv = [
-        "gen",
-        "--password",
-        "hunter2",
-        "--api-key=abc123",
-        "x",
-        "ghp_0123456789abcdef",
-        "-u",
-        "me:pw",
+        "gen", "--password", "hunter2", "--api-key=abc123", "x", "ghp_0123456789abcdef", "-u", "me:pw",
         "DB_PWD=xyz12",
-    ]
+    ]  # fmt: skip
     assert secret_options(argv) == ["--password", "--api-key", "argument 5", "-u", "DB_PWD"]
     assert secret_options(["gen", "--max-tokens", "128", "--key", "model=llama", "signal=9"]) == []
 

@@ -17,17 +17,9 @@ from prefect_cachewatch.store.policy import PublishPolicy
 
 SCHEMA = parameter_schema(generate_cache.fn).model_dump()
 MODELS = [
-    CacheJob,
-    ContainerMount,
-    ContainerSpec,
-    DeviceMapping,
-    Metrics,
-    Outputs,
-    PublishPolicy,
-    RetryPolicy,
-    StallPolicy,
+    CacheJob, ContainerMount, ContainerSpec, DeviceMapping, Metrics, Outputs, PublishPolicy, RetryPolicy, StallPolicy,
     Storage,
-]
+]  # fmt: skip
 
 
 def errors(**parameters: Any) -> list[str]:

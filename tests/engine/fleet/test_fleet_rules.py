@@ -155,8 +155,6 @@ def test_the_end_shows_the_whole_cause_what_to_do_and_the_run_at_80_columns() ->
         "qwen                   GeneratorFailed a short one",
         "mixtral                Stalled         pid 17187 (python3) waits for the lock …",
         "  cause: pid 17187 (python3) waits for the lock .build.lock held by pid 17045",
-        "    (convert.py, since 02:13)",
-        "  next: See what pid 17045 does.",
-        "  run: http://ui/run/1",
+        "    (convert.py, since 02:13)", "  next: See what pid 17045 does.", "  run: http://ui/run/1",
         "phi-3                  Completed       256 MiB    1.00 MiB/s 5 minutes",
-    ]
+    ]  # fmt: skip

@@ -38,10 +38,7 @@ class Disk:
     """Feeds scans to a ledger; each scan is {path: File}, directories by their paths."""
 
     def __init__(
-        self,
-        start: dict[str, File] | None = None,
-        births: dict[str, int] | None = None,
-        by_path: tuple[str, ...] = (),
+        self, start: dict[str, File] | None = None, births: dict[str, int] | None = None, by_path: tuple[str, ...] = ()
     ) -> None:
         self.births = births or {}
         self.ledger = Ledger(self.births.get, by_path)

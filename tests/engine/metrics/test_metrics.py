@@ -17,13 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.evidence.causes import CAUSES
 from prefect_cachewatch.measure.ledger import Growth
-from prefect_cachewatch.metrics.catalogue import (
-    ATTEMPT_OUTCOMES,
-    CATALOGUE,
-    bounded,
-    label_values,
-    name_label,
-)
+from prefect_cachewatch.metrics.catalogue import ATTEMPT_OUTCOMES, CATALOGUE, bounded, label_values, name_label
 from prefect_cachewatch.metrics.outlets import read_counters, textfile_path
 from prefect_cachewatch.metrics.run import Outlet, RunMetrics
 from prefect_cachewatch.metrics.settings import HttpAddress, parse_destination

@@ -73,15 +73,11 @@ def test_the_shipped_automations_are_read_and_ask_for_no_ids():
     ]  # fmt: skip
     names = [one.name for one in for_deployments(read_automations([]))]
     assert names == [
-        "cachewatch: follow up on a stall",
-        "cachewatch: a scheduled run is late",
-        "cachewatch: generate-cache/nightly-cache did not complete",
-        "cachewatch: tell about a bad end",
-        "cachewatch: tell about a stall that was only reported",
-        "cachewatch: stalls on one storage",
-        "cachewatch: a run is Running and measures nothing",
-        "cachewatch: crash zombies",
-    ]
+        "cachewatch: follow up on a stall", "cachewatch: a scheduled run is late",
+        "cachewatch: generate-cache/nightly-cache did not complete", "cachewatch: tell about a bad end",
+        "cachewatch: tell about a stall that was only reported", "cachewatch: stalls on one storage",
+        "cachewatch: a run is Running and measures nothing", "cachewatch: crash zombies",
+    ]  # fmt: skip
 
 
 def test_what_watches_a_deployment_is_made_for_each_one():

@@ -40,13 +40,8 @@ def test_an_event_is_described_with_each_of_its_fields(name):
 def test_the_example_is_a_stream():
     lines = [line.strip() for line in PAGE.splitlines() if line.startswith('    {"event"')]
     assert [from_line(line).event for line in lines] == [
-        "ready",
-        "attempt_wanted",
-        "started",
-        "progress",
-        "gone",
-        "bye",
-    ]
+        "ready", "attempt_wanted", "started", "progress", "gone", "bye",
+    ]  # fmt: skip
 
 
 def test_an_event_of_a_later_version_is_none():
