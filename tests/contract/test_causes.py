@@ -57,6 +57,15 @@ class Hang:
     writes: bool = True  # whether it writes before it hangs
 
 
+# Two processes with a connection between them; the second one waits for the first one, and the generator for both.
+RANKS = """
+import socket, subprocess
+first = "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); c, _ = s.accept(){}"
+second = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1]))).recv(1)"
+one = subprocess.Popen([sys.executable, '-c', first], stdout=subprocess.PIPE, text=True)
+subprocess.Popen([sys.executable, '-c', second, one.stdout.readline().strip()])
+one.wait()
+"""
 HANGS = {
     # Storage
     "a full file system": Hang(
@@ -254,6 +263,18 @@ HANGS = {
     "a grandchild that sleeps": Hang(
         "subprocess.run(['sh', '-c', 'sleep 3600; true'])", "waiting_for_child", None, ("(sleep), through pid",)
     ),
+    "a rank that waits for another one, which spins": Hang(RANKS.format("\\nwhile True: pass"), "compute_bound"),
+    "ranks that wait for one another": Hang(RANKS.format("; c.recv(1)"), "deadlocked"),
+    "a file that is cut and filled again": Hang(
+        """
+        while True:
+            for _ in range(5):
+                with open(CACHE / 'part', 'ab') as file: file.write(bytes(1_000_000))
+                time.sleep(0.2)
+            os.truncate(CACHE / 'part', 0)
+        """,
+        "churning", window="4s",
+    ),
     "its own child's output that is read": Hang("subprocess.run('sleep 3600 | cat', shell=True)", "waiting_for_child"),
 }  # fmt: skip
 
@@ -407,6 +428,11 @@ CRASHES = {
     "abort": ("os.abort()", 134, "generator_failed", "SIGABRT"),
     "a word": ("sys.exit('no such layer')", 1, "generator_failed", "no such layer (its last line). Exit code 1. "),
     "no word": ("os._exit(3)", 3, "generator_failed", "exit code 3"),
+    "one compiler of many": ("print('RuntimeError: neuronx-cc compilation failed with 70. Check compiler logs.\\nRuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:22947', flush=True); os._exit(1)", 1, "compile_error", "failed with 70"),
+    "a linker on a stale handle": ("print('FAILED: jit.so\\n/usr/bin/ld: final link failed: Stale file handle\\ncollect2: error: ld returned 1 exit status\\nninja: build stopped', flush=True); os._exit(1)", 1, "stale_handle", "Stale file handle"),
+    "a kernel that another one took": ("open('/nowhere/.triton/cache/KEY/k.ttir.tmp.pid_7_1')", 1, "cache_race", "k.ttir"),
+    "a file of its own cache": ("open(CACHE / 'kernels/7.elf')", 1, "cache_race", "kernels/7.elf"),
+    "an assertion in native code": ("raise RuntimeError(\"Failed: Assertion error /jit/compiler.hpp:158 'runtime != nullptr'\")", 1, "assertion", "runtime != nullptr"),
     "permission": ("raise PermissionError(13, 'Permission denied', '/etc/x')", 1, "permission_denied", "/etc/x"),
     "no space": ("raise OSError(28, 'No space left on device', str(CACHE / 'w.bin'))", 1, "disk_full", "out of space on its cache"),
     "no space elsewhere": ("raise OSError(28, 'No space left on device', '/elsewhere/w.bin')", 1, "disk_full", "it is not the cache's"),

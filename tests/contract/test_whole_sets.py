@@ -113,6 +113,10 @@ LOST = {
     ),
     "one empty file alone": ("write('config.json', b'{}'); write('rank0.engine', b'')", "rank0.engine"),
     "empty among numbered": ("write('layer_1'); write('layer_2', b''); write('layer_3')", "layer_2"),
+    "empty in the directory of one rank": (
+        "write('rank_0_0/model'); write('rank_1_0/model', b''); write('rank_2_0/model')",
+        "rank_1_0/model",
+    ),
     "in a directory of an unfinished name": (
         "write('a.bin'); write('engine.tmp/rank0.engine')",
         "engine.tmp/rank0.engine",

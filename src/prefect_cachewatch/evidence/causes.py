@@ -177,6 +177,11 @@ CAUSES: Mapping[str, Known] = {
         "Remount it if its server or daemon is gone; keep caches that several machines write at once (TRITON_CACHE_DIR) on "
         "local disks.",
         "the file may be found again"),
+    "cache_race": _again(
+        "Let each generator fill a directory of its own and share what is whole (cachewatch generate --store); point kernel caches "
+        "(TRITON_CACHE_DIR, TT_METAL_CACHE, TORCH_EXTENSIONS_DIR) to a local disk.",
+        "another program may have replaced the file meanwhile",
+        pause_s=0),
     "killed": _outside(
         "Most often memory ran out: look at dmesg and at the container's limit; else find what sent it (an administrator, a "
         "scheduler).",

@@ -8,6 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Directories that compilers of kernels and graphs fill as they need them, often several at once.
+_KERNEL_CACHES = (
+    r"/(?:tt-metal-cache|\.triton|triton_cache|torchinductor_\w{1,40}|torch_extensions|torch_compile_cache|flashinfer|tvm-ffi|"
+    r"deep_gemm|\.deep_ep|neuron-compile-cache)/"
+)
+_NOT_THERE = r"[Nn]o such file or directory|FileNotFoundError|Cannot read file|does not exist"
 NO_SPACE = r"[Nn]o space left on device|ENOSPC|[Ee]rrno[ =:]*28\b|os error 28\b|StorageFull"
 QUOTA = r"[Qq]uota (?:has been )?exceeded|EDQUOT|[Ee]rrno[ =:]*122\b|os error 122\b"
 READ_ONLY = r"[Rr]ead-only file ?system|EROFS|[Ee]rrno[ =:]*30\b|os error 30\b"
@@ -18,7 +24,8 @@ DENIED = r"[Pp]ermission denied|EACCES|[Oo]peration not permitted|EPERM|[Ee]rrno
 class CrashRule:
     """A kind of line; of several kinds in one log the one of the greatest weight is the cause.
 
-    `weight`: 30 names the cause itself, 25 what other causes bring about as well, 20 any exception, 10 a consequence.
+    `weight`: 30 names the cause itself, 29 what a full disk or a stale handle ends as well, 25 what other causes bring about
+    as well, 20 any exception, 10 a consequence.
     """
 
     category: str
@@ -63,11 +70,14 @@ CRASH_RULES: tuple[CrashRule, ...] = (
         r"[Cc]ode\s{0,4}[=:]?\s{0,4}(?:-4|132)\b|[Cc]ompute [Cc]apability.{0,120}(?:not supported|is not|at least|or higher|too)|hipErrorNoBinaryForGpu|INVALID_ISA|"
         r"unsupported toolchain|invalid device function|[Ee]xec format error|[Ii]llegal instruction|SIGILL|"
         r"is not a recognized processor|only supported on .{0,40}(?:sm_?\d|Hopper|Blackwell|Ampere)|requires (?:sm_?\d|Hopper|Blackwell)"),
-    CrashRule("compile_error", "a compiler or linker failed",
+    CrashRule("cache_race", "a file of a cache that several may fill at once was not there",
+        rf"{_KERNEL_CACHES}.{{0,300}}(?:{_NOT_THERE})|(?:{_NOT_THERE}).{{0,300}}{_KERNEL_CACHES}|\.tmp\.pid_\d|"
+        r"ninja: error: opening (?:build|deps) log: No such file"),
+    CrashRule("compile_error", "a compiler or linker failed", weight=29, pattern=
         r"ninja: build stopped|nvcc fatal|ptxas (?:fatal|error)|[Ee]rror (?:building|compiling objects for) extension|"
         r"errors? detected in the compilation|compilation terminated|collect2: error|\bld returned \d|(?:^|[\s/])ld(?:\.\w{1,8})?: |"
         r":\d{1,6}(?::\d{1,5})?: (?:fatal |internal compiler )?error: |\(\d{1,6}\): error:|^(?:\s{0,8})FAILED: \S{1,500}\.(?:o|so|obj)\b|"
-        r"(?:compile|link) failure|\b(?:[nt]?risc\w{0,3}|\w{0,6}erisc|kernel|firmware) build failed|Failed to generate binaries|"
+        r"(?:compile|link) failure|\bcompilation failed with \d|\b(?:[nt]?risc\w{0,3}|\w{0,6}erisc|kernel|firmware) build failed|Failed to generate binaries|"
         r"CalledProcessError: Command .{0,60}(?:gcc|g\+\+|/cc|clang|nvcc|ninja|cmake|hipcc|make)\b|\bCMake Error|^make(?:\[\d+\])?: \*\*\*|CompilationError|BackendCompilerFailed|InductorError|CppCompileError|NVRTC_ERROR|hiprtc|"
         r"\b(?:gcc|g\+\+|cc1(?:plus)?|clang(?:\+\+)?|nvcc|hipcc)(?:-\d{1,2})?: (?:fatal )?error"),
     CrashRule("permission_denied", "access was refused",
@@ -108,7 +118,7 @@ CRASH_RULES: tuple[CrashRule, ...] = (
         r"CUDNN_STATUS|CUBLAS_STATUS|CUSPARSE_STATUS|HIP error|\bhipError|cuInit|\bNVML|NVMLError|ncclUnhandledCudaError|"
         r"ttnn\.\w{0,40}[Ee]rror|tt-kmd|Xid"),
     CrashRule("assertion", "an assertion failed", weight=24, pattern=
-        r"AssertionError|[Aa]ssertion .{0,500}[Ff]ailed|ASSERT(?:ION)? FAILED|[Cc]heck failed: |assert .{0,200} failed"),
+        r"AssertionError|[Aa]ssertion error\b|[Aa]ssertion .{0,500}[Ff]ailed|ASSERT(?:ION)? FAILED|[Cc]heck failed: |assert .{0,200} failed"),
     CrashRule("segmentation_fault", "a process aborted itself", weight=15, pattern=
         r"\bAborted\b|SIGABRT|[Ss]ignal:? 6\b|(?:[Cc]ode|status)\s{0,4}[=:]?\s{0,4}(?:-6|134)\b"),
     CrashRule("python_error", "another process had failed before, or it was interrupted", weight=10, pattern=

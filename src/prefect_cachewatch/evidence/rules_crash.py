@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.evidence.causes import Cause
+from prefect_cachewatch.evidence.crash_table import CRASH_RULES
 from prefect_cachewatch.evidence.last_words import LastWords, readable_lines
 from prefect_cachewatch.evidence.readings import EndedProcess
 from prefect_cachewatch.evidence.view import View, quoted, shown
@@ -23,6 +24,7 @@ _NO_ERROR = (
     "a server that ends with exit code 0 was asked to end (a signal, an idle limit, the end of its standard input), or goes on "
     "in the background: it is started in the foreground instead"
 )
+_RACE = next(rule for rule in CRASH_RULES if rule.category == "cache_race")
 _WAITS = "and the rest waits for it"
 #: Of a process that another program started.
 UNSEEN = "its output is not seen by an observer"
@@ -105,11 +107,14 @@ def _how_it_ended(view: View) -> str:
 
 def _by_words(view: View, words: LastWords) -> Cause:
     where = f" [{shown(words.where, 120)}]" if words.where else ""
+    rule, sure = words.rule, words.sure and view.reports_error
+    if rule.category == "missing_file" and view.names_cache(words.line):  # it makes these files itself
+        rule, sure = _RACE, False
     return Cause(
-        words.rule.category,
-        f"{words.rule.what}: {shown(words.line, 240)}{where}",
+        rule.category,
+        f"{rule.what}: {shown(words.line, 240)}{where}",
         (_how_it_ended(view),),
-        "high" if words.sure and view.reports_error else "medium",
+        "high" if sure else "medium",
         quoted(*words.context),
     )
 

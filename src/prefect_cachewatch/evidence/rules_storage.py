@@ -170,7 +170,7 @@ def in_place_writes(view: View) -> Cause | None:
 
 
 def churning(view: View) -> Cause | None:
-    """Bytes are written and removed again; nothing stays."""
+    """Bytes are written and thrown away again, with their files or out of them; nothing stays."""
     growth, recent_s = view.evidence.growth, _recent_s(view)
     # No scan sees a file that lives for less than a poll; the directory's own time shows it.
     stirred = any(f.changed_age_s is not None and f.changed_age_s <= recent_s for f in view.evidence.filesystems)
@@ -183,7 +183,7 @@ def churning(view: View) -> Cause | None:
         "entries of the cache directory come and go" if stirred else "",
     )
     sure: Confidence = "high" if growth.kind == "churning" else "medium"
-    return Cause("churning", "files are written and deleted again, and nothing is kept", lines, sure)
+    return Cause("churning", "what is written is thrown away again, and nothing is kept", lines, sure)
 
 
 def writing_elsewhere(view: View) -> Cause | None:

@@ -168,8 +168,8 @@ _TELLING = (
 def waiting_leaves(evidence: Evidence) -> list[Wait]:
     """Find the processes that the others wait for: those that do not wait for one of the tree.
 
-    A process in wait4, or reading a pipe that another process of the tree can write to, waits
-    for that one; where a whole tree waits for itself, nothing is left.
+    A process in wait4, or reading a pipe or a connection whose other end another process of the tree has, waits for that
+    one; where a whole tree waits for itself, nothing is left.
 
     Args:
         evidence: the evidence.
@@ -179,8 +179,10 @@ def waiting_leaves(evidence: Evidence) -> list[Wait]:
     """
     alive = [process for process in evidence.processes if process.state not in "ZX"]
     locked, parents = {lock.waiter_pid for lock in evidence.locks}, {process.parent_pid for process in alive}
-    writers: dict[int | None, set[int]] = {}
+    writers: dict[int | str | None, set[int]] = {}
     for process in alive:
+        for socket in process.sockets:
+            writers.setdefault(f"{socket.local} {socket.remote}", set()).add(process.pid)
         for file in process.files:
             if file.kind == "pipe" and "w" in file.access:
                 writers.setdefault(file.inode, set()).add(process.pid)
@@ -189,9 +191,13 @@ def waiting_leaves(evidence: Evidence) -> list[Wait]:
         wait = process_wait(process, process.pid in locked)
         if wait is None or wait.kind is WaitKind.ENDED or (wait.kind is WaitKind.CHILD and process.pid in parents):
             continue
-        inode = wait.file.inode if wait.file else None
-        others = writers.get(inode, set()) - {process.pid} if inode is not None else set()
-        if not (wait.kind is WaitKind.PIPE_READ and others):
+        end: int | str | None = None
+        if wait.kind is WaitKind.PIPE_READ and wait.file:
+            end = wait.file.inode
+        elif wait.kind is WaitKind.SOCKET and wait.socket and wait.socket.state == "ESTABLISHED":
+            end = f"{wait.socket.remote} {wait.socket.local}"
+        others = writers.get(end, set()) - {process.pid} if end is not None else set()
+        if not others:
             leaves.append(wait)
     return leaves
 

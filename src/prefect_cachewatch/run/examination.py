@@ -282,8 +282,9 @@ class PostMortem:
         try:
             known = self._known(watch, verdict, outcome)
             before, discarded = self._reference(known.growth.pause_s)
-            discarded_bytes = max(0, known.growth.discarded_bytes - discarded)
-            known = replace(known, growth=replace(known.growth, discarded_bytes=discarded_bytes))
+            # A file that is cut and filled again has as much in the end as before: between the two it had less.
+            discarded = [*discarded, known.growth.discarded_bytes]
+            known = replace(known, growth=replace(known.growth, discarded_bytes=max(discarded) - min(discarded)))
             look = partial(
                 collect_evidence, include_roots=watch.supervisor is not None and watch.supervisor.includes_roots,
                 budget_s=self._budget_s, before=before, places=watch.places, secrets=self._secrets,
@@ -316,15 +317,17 @@ class PostMortem:
         if text not in self.notes:
             self.notes.append(text)
 
-    def _reference(self, pause_s: float) -> tuple[ProcessSample | None, int]:
-        """The sample for deltas: one from the second half of the pause, which shows the hang and not what led to it."""
+    def _reference(self, pause_s: float) -> tuple[ProcessSample | None, list[int]]:
+        """The sample for deltas: one from the second half of the pause, which shows the hang and not what led to it.
+
+        And the bytes that were discarded by then, and by each later sample.
+        """
         if not self._samples:
-            return None, 0
-        first = self._samples[0][0].monotonic_s
-        for sample, discarded in self._samples[:-1]:
-            if sample.monotonic_s >= first + 0.45 * pause_s:
-                return sample, discarded
-        return self._samples[max(0, (len(self._samples) - 1) // 2)]
+            return None, []
+        due_s = self._samples[0][0].monotonic_s + 0.45 * pause_s
+        late = (at for at, (sample, _) in enumerate(self._samples[:-1]) if sample.monotonic_s >= due_s)
+        at = next(late, max(0, (len(self._samples) - 1) // 2))
+        return self._samples[at][0], [discarded for _, discarded in self._samples[at:]]
 
 
 def _growth_of(watch: Watch, verdict: Verdict | None) -> GrowthFacts:
@@ -349,8 +352,9 @@ def _growth_of(watch: Watch, verdict: Verdict | None) -> GrowthFacts:
 
 
 def _discarded_bytes(watch: Watch) -> int:
-    growth = watch.state.growth
-    return max(0, growth.bytes_written - growth.bytes_kept)
+    """Bytes that were written and are gone: with their files, or out of files that were cut."""
+    growth, present = watch.state.growth, [sample.bytes_present for sample in watch.state.samples]
+    return max(0, growth.bytes_written - growth.bytes_kept, max(present, default=0) - (present or [0])[-1])
 
 
 def _headline(watch: Watch, outcome: Outcome, cause: Cause | None) -> str:
