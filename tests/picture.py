@@ -27,7 +27,8 @@ SHOWN = (
     "cachewatch exec --cache-dir {cache} --stall-after 10s --poll 2s -- "
     "python3 examples/generate.py {cache} --freeze-at 3"
 )
-_BEGIN, _END = b"\x1b[?2026h", b"\x1b[?2026l"  # around each picture of the live view
+_BEGIN = b"\x1b[?25l"  # the cursor is hidden while there is a live view
+_WIPED = re.compile(rb"\r(?:\x1b\[2K|\x1b\[1A)+")  # what wipes a view away before the next one
 _OTHER_THAN_COLOUR = re.compile(rb"\x1b\[[?\d;]*[A-Za-ln-z]|\r")
 # Rich loads its font from another server; the page that shows the picture is to load nothing.
 _FONT_FACES = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
@@ -56,10 +57,10 @@ def run_in_a_terminal(command: str, home: Path) -> tuple[bytes, int]:
 
 def what_stood_there(written: bytes) -> str:
     """The lines before the live view, the view as it last stood, and the lines after it, with their colours."""
-    before, *views = written.split(_BEGIN)
-    view, _, _ = views[-1].partition(_END)
-    after = views[-1].partition(_END)[2]
-    return _OTHER_THAN_COLOUR.sub(b"", before.rstrip() + b"\n" + view + b"\n" + after).decode()
+    before, _, rest = written.partition(_BEGIN)
+    *_, view, after = _WIPED.split(rest)
+    parts = (_OTHER_THAN_COLOUR.sub(b"", part).decode().strip() for part in (before, view, after))
+    return "\n".join(parts)
 
 
 def draw(command: str, output: str, status: int) -> str:

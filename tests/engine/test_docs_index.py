@@ -52,6 +52,13 @@ def test_the_reference_says_what_the_code_says():
     assert page.read_text() == head + generated(), "GOLDEN=write pytest tests/engine/test_docs_index.py writes it anew"
 
 
+def test_the_architecture_names_files_that_there_are():
+    named = re.findall(r"(?<![\w/])[a-z]+/\w+\.py\b", (DOCS / "architecture.md").read_text())
+    assert len(named) > 10
+    places = (ROOT, ROOT / "src" / "prefect_cachewatch")
+    assert [name for name in named if not any((place / name).exists() for place in places)] == []
+
+
 def test_every_target_of_the_makefile_says_what_it_does():
     text = (ROOT / "Makefile").read_text()
     phony = re.search(r"^\.PHONY: (.*)$", text, re.M).group(1).split()
