@@ -109,7 +109,7 @@ class GrowthMonitor:
         self.growth = Growth(**baseline["growth"])
         self.last_path: str | None = None
         self.problem: str | None = None
-        self.touched_in_pause = False
+        self.touched_in_pause = self._cut_in_pause = False
         self.in_place: tuple[str, ...] = ()
         """Files that changed last in the pause without growing."""
         self.was_full: dict[str, float] = {}
@@ -258,10 +258,13 @@ class GrowthMonitor:
             self.verdict = self.rule.observe_blind(ended_s, deadline_s, missing=False)
             return self.verdict
         self.problem = None
-        touched = self.growth.touched_ns is not None
-        self.touched_in_pause = (touched and not grown) or (self.touched_in_pause and not grown)
+        measured, touched = self._measurement(answer, ended_s), self.growth.touched_ns is not None
+        # What is cut and filled again comes to nothing, and is no file of a fixed size that is being filled.
+        shrank = bool(self.samples) and measured.bytes_present < self.samples[-1].bytes_present
+        self._cut_in_pause = not grown and (self._cut_in_pause or shrank)
+        self.touched_in_pause = not grown and not self._cut_in_pause and (touched or self.touched_in_pause)
         self.in_place = () if grown else tuple(answer.get("in_place") or self.in_place)
-        self.verdict = self.rule.observe(began_s, ended_s, self._measurement(answer, ended_s), late_s)
+        self.verdict = self.rule.observe(began_s, ended_s, measured, late_s)
         self._add_sample(ended_s)
         return self.verdict
 
