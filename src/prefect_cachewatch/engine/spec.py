@@ -32,7 +32,7 @@ def make_spec(**given: Any) -> dict[str, Any]:
 
     Example:
         >>> sorted(from_plain(make_spec(job=1, stall=2, stop=3, outputs=4, run_id="5")).__dict__)[:3]
-        ['checks_only', 'front', 'has_stdin']
+        ['attach', 'checks_only', 'front']
     """
     if unknown := given.keys() - ASKED.keys() - {"job", "stall", "stop", "outputs", "signals"}:
         raise TypeError(f"no engine knows {', '.join(sorted(unknown))}")
