@@ -20,7 +20,7 @@ from prefect_cachewatch.flows.generation import GenerationSummary, final_state, 
 from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.run.exposure import check_exposure
 from prefect_cachewatch.run.health import HealthCheck
-from prefect_cachewatch.store.names import PLACEHOLDER
+from prefect_cachewatch.store.key import PLACEHOLDER
 from prefect_cachewatch.store.policy import PublishPolicy
 from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers
 from prefect_cachewatch.tasks.store import activate_cache, check_deployment, remove_surplus, roll_back_cache

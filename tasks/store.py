@@ -15,7 +15,7 @@ from prefect_cachewatch.run.publishing import collect_surplus
 from prefect_cachewatch.store.builds import BuildInfo
 from prefect_cachewatch.store.collection import Collected
 from prefect_cachewatch.store.store import Activation, CacheStore
-from prefect_cachewatch.store.verification import Verdict
+from prefect_cachewatch.store.verify import Verdict
 from prefect_cachewatch.tasks.prefect_api.events import emit_cache_event
 
 _OPTIONS: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}

@@ -9,7 +9,7 @@ CachewatchError
 │   └── StoreError              a cache store, a build or a manifest that cannot be used as asked
 │       ├── StoreBusy           another process is publishing, switching or reading
 │       ├── BuildDamaged        a build that is not whole, or a manifest that was cut or edited
-│       └── NotEnoughSpace      too few free bytes or inodes for another build
+│       └── NotEnoughSpace      too few free bytes for another build
 ├── GuardError                  the guard process could not do its work
 └── ScanError                   the scan process could not do its work
     └── ScanTimeout             it did not answer in time

@@ -12,20 +12,20 @@ from typing import Any
 
 from tests.benchmarks.measuring import interleaved, make_files, median, row, scratch, spread, timed
 
+from prefect_cachewatch.store.key import BuildRecipe
 from prefect_cachewatch.store.policy import PublishPolicy
-from prefect_cachewatch.store.staged import BuildRecipe
 from prefect_cachewatch.store.store import CacheStore
-from prefect_cachewatch.store.verification import digest_build
+from prefect_cachewatch.store.verify import digest_files
 
 FILES, FILE_BYTES = 8, 128 << 20
 SMALL_FILES = 10_000
 
 _MEMORY = """
 import os, resource, sys
-from prefect_cachewatch.store.verification import digest_build
+from prefect_cachewatch.store.verify import digest_files
 fd = os.open(sys.argv[1], os.O_RDONLY)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-digest_build(fd, threads=2)
+digest_files(fd, os.listdir(fd), threads=2)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
@@ -52,7 +52,7 @@ def _digests(root: Path, runs: int, file_bytes: int) -> list[dict[str, Any]]:
         (build / f"layers.{number}.tensorbin").write_bytes(os.urandom(file_bytes))
     paths = sorted(map(str, build.iterdir()))
     total = FILES * file_bytes
-    fd = os.open(build, os.O_RDONLY)
+    fd, names = os.open(build, os.O_RDONLY), sorted(os.listdir(build))
     peers = [("sha256sum", ["sha256sum", *paths])]
     # As many processes as threads of ours: the same digest on the same cores.
     peers.append(("xargs -P2 sha256sum", ["sh", "-c", 'printf "%s\\n" "$@" | xargs -P2 -n1 sha256sum', "sh", *paths]))
@@ -61,11 +61,11 @@ def _digests(root: Path, runs: int, file_bytes: int) -> list[dict[str, Any]]:
     try:
         ours, one, *theirs = interleaved(
             runs,
-            lambda: timed(lambda: digest_build(fd, threads=2)),
-            lambda: timed(lambda: digest_build(fd, threads=1)),
+            lambda: timed(lambda: digest_files(fd, names, threads=2)),
+            lambda: timed(lambda: digest_files(fd, names, threads=1)),
             *(lambda argv=argv: timed(lambda: _quiet(argv)) for _, argv in peers),
         )
-        ours_cpu = _cpu_seconds(lambda: digest_build(fd, threads=2))
+        ours_cpu = _cpu_seconds(lambda: digest_files(fd, names, threads=2))
         peer_cpu = _cpu_seconds(lambda: _quiet(peers[0][1]))
     finally:
         os.close(fd)
@@ -103,7 +103,7 @@ def _verification(root: Path, runs: int, quick: bool) -> list[dict[str, Any]]:
     (root / "store").mkdir()
     store = CacheStore(root / "store")
     policy = PublishPolicy(store=store.root)
-    recipe = BuildRecipe.of(["bench", "{cache_dir}"], policy)
+    recipe = BuildRecipe(("bench", "{cache_dir}"), policy.cache_key)
     with store.begin("bench", recipe) as build:
         make_files(Path(build.path), count)
         publish_s = timed(lambda: build.publish(policy, findings=build.check(policy)))

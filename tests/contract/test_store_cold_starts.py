@@ -86,15 +86,20 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts anot
 ELSEWHERE = 'hostname elsewhere; mount --bind "$0" /proc/sys/kernel/random/boot_id; exec "$@"'
 
 
-def foreign(tmp_path: Path, root: Path, *words: object) -> subprocess.Popen[str]:
-    """A worker on another host: its locks are seen as those that a server keeps for it."""
+@contextlib.contextmanager
+def foreign(tmp_path: Path, root: Path, *words: object) -> Iterator[subprocess.Popen[str]]:
+    """A worker on another host, until the end of the block: its locks are seen as those that a server keeps for it."""
     boot = tmp_path / "boot"
     boot.write_text("another-kernel\n")
-    return subprocess.Popen(
+    with subprocess.Popen(
         ["unshare", "-mu", "--propagation", "private", "sh", "-ec", ELSEWHERE, boot, sys.executable, "-m",
          "tests.contract.store_worker", root, *map(str, words)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY,
-    )  # fmt: skip
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @needs_root
@@ -113,7 +118,6 @@ def test_a_writer_on_another_host_is_waited_for_while_it_beats(root: Path, tmp_p
                 offer(root)
             assert caught.value.data["key"] == Recipe(cache_key={"v": "1"}).key
             assert CacheStore(root).gc(NAME, keep=1, grace_s=0).removed == ()
-        process.kill()
 
 
 @pytest.mark.campaign
@@ -135,7 +139,6 @@ def test_within_two_beats_one_of_those_that_wait_takes_over_from_a_host_that_is_
         assert time.monotonic() - began_s > 15, "a beat was waited for"
         assert_one_at_a_time(root)
         assert states(root)[build_id] == "abandoned" and active(root) != build_id, "it may still write there"
-        process.kill()
 
 
 # -- runs

@@ -247,7 +247,7 @@ def test_a_state_directory_of_somebody_elses_is_refused(own_sandbox: Sandbox) ->
 
 def test_a_store_folder_that_another_user_made_is_not_published_into(tmp_path: Path) -> None:
     from prefect_cachewatch.errors import StoreError
-    from prefect_cachewatch.store.staged import BuildRecipe
+    from prefect_cachewatch.store.key import BuildRecipe
     from prefect_cachewatch.store.store import CacheStore
 
     if os.geteuid() != 0:

@@ -79,11 +79,11 @@ import os, subprocess, sys
 from pathlib import Path
 from prefect_cachewatch.store.policy import PublishPolicy
 from prefect_cachewatch.store.store import CacheStore
-from prefect_cachewatch.store.staged import BuildRecipe
+from prefect_cachewatch.store.key import BuildRecipe
 root, where = sys.argv[1:]
 store, policy = CacheStore(root), PublishPolicy(store=root)
 def publish():
-    with store.begin("c", BuildRecipe.of(["g"], policy)) as build:
+    with store.begin("c", BuildRecipe(("g",), {})) as build:
         Path(build.path, "d").mkdir()
         Path(build.path, "d/a.bin").write_text("abc")
         build.publish(policy, findings=build.check(policy))
@@ -91,7 +91,7 @@ def publish():
     return build
 old = publish()
 if where == "a refused build":
-    with store.begin("c", BuildRecipe.of(["other"], policy)) as build:
+    with store.begin("c", BuildRecipe(("other",), {})) as build:
         Path(build.path, "d").mkdir()
         Path(build.path, "x.tmp").write_text("half")
         place = Path(build.refuse(build.check(policy), "refused"), "d")
@@ -126,12 +126,12 @@ import os, subprocess, sys
 from pathlib import Path
 from prefect_cachewatch.store.policy import PublishPolicy
 from prefect_cachewatch.store.store import CacheStore
-from prefect_cachewatch.store.staged import BuildRecipe
+from prefect_cachewatch.store.key import BuildRecipe
 above = Path(sys.argv[1])
 lower, upper, merged = (above / name for name in ("lower", "upper", "merged"))
 def publish(root):
     store, policy = CacheStore(root), PublishPolicy(store=root)
-    with store.begin("c", BuildRecipe.of(["g"], policy)) as build:
+    with store.begin("c", BuildRecipe(("g",), {})) as build:
         Path(build.path, "a.bin").write_text("abc")
         build.publish(policy, findings=build.check(policy))
     store.activate("c", build.build_id)

@@ -23,7 +23,7 @@ from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.measure.space import look_at_storage
 from prefect_cachewatch.run.places import try_to_write
-from prefect_cachewatch.store.files import find_lacking
+from prefect_cachewatch.store.layout import find_lacking
 from prefect_cachewatch.watching.refusal import find_refusal
 from prefect_cachewatch.watching.site import CacheDirectories
 

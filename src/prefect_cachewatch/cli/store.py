@@ -15,12 +15,11 @@ from prefect_cachewatch.cli.options.sections import json_option
 from prefect_cachewatch.cli.saying import say
 from prefect_cachewatch.cli.store_caches import show_caches
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.units import format_bytes
+from prefect_cachewatch.common.units import format_bytes, format_count
 from prefect_cachewatch.errors import BuildDamaged
 from prefect_cachewatch.store.builds import BuildInfo
 from prefect_cachewatch.store.formats import Content
 from prefect_cachewatch.store.store import Activation, CacheStore
-from prefect_cachewatch.store.verification import Problem
 from prefect_cachewatch.watching.outcomes import describe_growth
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -80,50 +79,48 @@ def verify_command(
     """Compare a build with its manifest; exit 0 if it is whole, 1 if not, or if it differs from --against."""
     depth: Literal["quick", "full"] = "quick" if quick else "full"
     store = CacheStore(root)
-    build_id = build_id or store.active_id(name)  # both looks are at one build, though another becomes current
-    findings: list[tuple[str, Content]] | None = None
-    unnoted: list[str] = []
+    build_id = build_id or store.active_id(name)  # all looks are at one build, though another becomes current
+    body: dict[str, Any] = {"whole": True, "depth": depth}
+    printed, said = list[str](), list[str]()
     try:
         verdict = store.verify(name, build_id, depth=depth)
+        body |= {"files": verdict.files, "size_bytes": verdict.size_bytes, "problems": []}
         if content:
-            findings = store.inspect(name, build_id, problems=unnoted)
-        differences = None if against is None else store.compare(name, build_id, against)
-    except BuildDamaged as error:
-        if as_json:
-            problems = error.data.get("problems") or [error.message]
-            print(
-                json.dumps({"whole": False, "depth": depth, "message": error.message, "problems": problems}, indent=1)
-            )
-        else:
-            say(error.message)
-        return NOT_WHOLE
-    broken = _told(findings or [], "broken")
-    for problem in unnoted:
-        say(f"it is not noted as damaged: {problem}")
-    if as_json:
-        body: dict[str, Any] = {
-            "whole": not broken,
-            "depth": depth,
-            "files": verdict.files,
-            "size_bytes": verdict.size_bytes,
-            "problems": broken,
-        }
-        if findings is not None:
+            findings = store.inspect(name, build_id)
             body["content"] = [{"path": path, **asdict(finding)} for path, finding in findings]
-        if differences is not None:
-            body["against"] = against
-            body["differences"] = [asdict(difference) for difference in differences]
+            body["problems"] = broken = _told(findings, "broken")
+            count = Counter(finding.verdict for _, finding in findings)
+            printed += [
+                f"content: {', '.join(f'{count[v]} {v}' for v in ('whole', 'broken', 'suspicious', 'unknown'))}"
+            ]
+            said += [f"warning: {line}" for line in _told(findings, "suspicious")] + broken
+            said += ["broken files agree with the manifest: generate the cache again"] if broken else []
+        if against is not None:
+            found = store.compare(name, build_id, against)
+            body |= {"against": against, "differences": [asdict(difference) for difference in found]}
+            count_of = f"not equal to {against}: {format_count(len(found), 'difference')}"
+            printed += [count_of if found else f"equal to {against}: every file and link"]
+            said += [difference.message for difference in found]
+        body["whole"] = not body["problems"]
+        if body["whole"]:
+            printed.insert(0, verdict.summary())
+            said += [
+                f"it is not used, since it was {for_terminal(build.note, 1000)}; cachewatch store activate with its id takes that back"
+                for build in store.list_builds(name)
+                if build.build_id == build_id and build.status
+            ]
+    except BuildDamaged as error:
+        problems = error.data.get("problems") or [error.message]
+        body = {"whole": False, "depth": depth, "message": error.message, "problems": problems}
+        printed, said = [], [error.message]
+    if as_json:
         print(json.dumps(body, indent=1))
-        return NOT_WHOLE if broken or differences else 0
-    if not broken:
-        print(verdict.summary())
-    if findings is not None:
-        _say_content(findings)
-    if differences is not None and against is not None:
-        _say_differences(differences, against)
-    if not broken:
-        _say_status(store, name, build_id)
-    return NOT_WHOLE if broken or differences else 0
+    else:
+        for line in printed:
+            print(line)
+        for line in said:
+            say(line)
+    return 0 if body["whole"] and not body.get("differences") else NOT_WHOLE
 
 
 @command.command("activate")
@@ -192,35 +189,6 @@ def gc_command(
 
 def _told(findings: Sequence[tuple[str, Content]], verdict: str) -> list[str]:
     return [f"{for_terminal(path, 1000)} {found.message}" for path, found in findings if found.verdict == verdict]
-
-
-def _say_content(findings: Sequence[tuple[str, Content]]) -> None:
-    count = Counter(finding.verdict for _, finding in findings)
-    print(f"content: {', '.join(f'{count[v]} {v}' for v in ('whole', 'broken', 'suspicious', 'unknown'))}")
-    for line in _told(findings, "suspicious"):
-        say(f"warning: {line}")
-    for line in _told(findings, "broken"):
-        say(line)
-    if count["broken"]:
-        say("broken files agree with the manifest: generate the cache again")
-
-
-def _say_status(store: CacheStore, name: str, build_id: str) -> None:
-    for build in store.list_builds(name):
-        if build.build_id == build_id and build.status:
-            say(
-                f"it is not used, since it was {for_terminal(build.note, 1000)}; cachewatch store activate with its id takes that back"
-            )
-
-
-def _say_differences(differences: Sequence[Problem], against: str) -> None:
-    if not differences:
-        print(f"equal to {against}: every file and link")
-        return
-    count = "1 difference" if len(differences) == 1 else f"{len(differences)} differences"
-    print(f"not equal to {against}: {count}")
-    for difference in differences:
-        say(difference.message)
 
 
 def _line(build: BuildInfo) -> str:

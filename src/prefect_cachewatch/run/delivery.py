@@ -26,14 +26,13 @@ from prefect_cachewatch.errors import CachewatchError, CommandError, GuardError,
 from prefect_cachewatch.measure.scan_process import measure
 from prefect_cachewatch.store.builds import newest
 from prefect_cachewatch.store.checks import Finding, list_paths, refusals, summarize_findings
-from prefect_cachewatch.store.contents import find_broken
-from prefect_cachewatch.store.key import read_files, read_variables
-from prefect_cachewatch.store.manifest import Manifest
-from prefect_cachewatch.store.names import PLACEHOLDER, check_cache_name, expand_placeholder
+from prefect_cachewatch.store.contents import Rules, find_broken
+from prefect_cachewatch.store.key import PLACEHOLDER, BuildRecipe, expand_placeholder, read_files, read_variables
+from prefect_cachewatch.store.layout import MANIFEST, check_cache_name
 from prefect_cachewatch.store.policy import PublishPolicy
-from prefect_cachewatch.store.records import BEAT_S, MANIFEST, note_reported
-from prefect_cachewatch.store.staged import BuildRecipe, StagedBuild, rules_of
+from prefect_cachewatch.store.records import BEAT_S, Manifest, change_begun
 from prefect_cachewatch.store.store import CacheStore
+from prefect_cachewatch.store.writer import StagedBuild
 from prefect_cachewatch.supervise.guarded import run_guarded
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import describe_growth
@@ -81,7 +80,7 @@ class PublishSession(Closing):
         self._note, self._files, self._source = note, files or InPlace(), job
         self.policy, self.name = policy, job.name
         self._require_answer()
-        self.recipe = BuildRecipe.of(job.command, policy)
+        self.recipe = BuildRecipe(tuple(job.command), policy.cache_key)
         env = dict(job.env) if job.container is not None else dict(os.environ) | job.env
         self._add_to_key(read_variables(policy.key_env, env, job.env_secrets))
         if policy.key_files:
@@ -227,7 +226,6 @@ class PublishSession(Closing):
         self._writing.callback(self._ended.set)
         if not self._target.adopted:
             self._target.note_growth()
-        self._log_notes()
 
     def _beat(self, record: str) -> None:
         """Show writers on other hosts that this one lives, by the date of the build's record."""
@@ -251,13 +249,11 @@ class PublishSession(Closing):
         Returns:
             What was removed, see `cleaned`.
         """
-        if self.target.adopted:
-            if clean:
-                self.target.clean()
-                self.target.note_growth()
-            else:
-                self._remove_suspects(window_s, ())
-        self._log_notes()
+        if self.target.adopted and clean:
+            self.target.clean()
+            self.target.note_growth()
+        elif self.target.adopted:
+            self._remove_suspects(window_s, ())
         return self.cleaned
 
     @property
@@ -296,7 +292,6 @@ class PublishSession(Closing):
         """
         self._require_answer()
         self._remove_suspects(window_s, self._cut_below())
-        self._log_notes()
 
     @property
     def cleaned(self) -> str:
@@ -308,8 +303,10 @@ class PublishSession(Closing):
 
     def leave(self) -> None:
         """Note, for a run that resumes the build, the files that the last attempt may have cut, by its watch."""
-        with contextlib.suppress(OSError, ValueError):  # less is known then: only the change times remain
-            self._files.run(note_reported, self.target.record, sorted(self._cut_below()), timeout_s=_NOTE_S)
+        with contextlib.suppress(OSError):  # less is known then: only the change times remain
+            self._files.run(
+                change_begun, self.target.record, None, {"reported": sorted(self._cut_below())}, timeout_s=_NOTE_S
+            )
 
     def _cut_below(self) -> set[str]:
         prefix = self.target.path + "/"
@@ -405,7 +402,7 @@ class PublishSession(Closing):
 
     def _find_broken(self) -> set[str]:
         """Read the files' contents, apart, since one file may hang where the file system answers; if so, time decides alone."""
-        rules = rules_of(self.policy)._replace(contents=self.policy.on_broken_content == "refuse")
+        rules = Rules.of(self.policy)._replace(contents=self.policy.on_broken_content == "refuse")
         try:
             found: set[str] = self._files.run(find_broken, self.target.path, rules, timeout_s=_CONTENT_S)
         except (OSError, StoreError) as error:
@@ -416,15 +413,12 @@ class PublishSession(Closing):
 
     def _remove_suspects(self, window_s: float, reported: Collection[str]) -> None:
         broken = self._find_broken()
-        removed = self.target.prepare_resume(self.policy, window_s=window_s, reported=reported, broken=broken)
+        removed, notes = self.target.prepare_resume(self.policy, window_s=window_s, reported=reported, broken=broken)
         if removed:
             names = list_paths([suspect.path for suspect in removed])
-            self.target.notes.insert(0, f"removed what may be cut, before resuming: {names}")
-
-    def _log_notes(self) -> None:
-        for note in self.target.notes:
+            notes = [f"removed what may be cut, before resuming: {names}", *notes]
+        for note in notes:
             self._note(note, fault=True)
-        self.target.notes.clear()
 
     def _prune_quarantine(self) -> None:
         try:

@@ -16,7 +16,7 @@ from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import InputModel
 from prefect_cachewatch.config.quantities import Duration
 from prefect_cachewatch.errors import CommandError, GuardError
-from prefect_cachewatch.store.names import expand_placeholder
+from prefect_cachewatch.store.key import expand_placeholder
 from prefect_cachewatch.supervise.guarded import run_guarded
 
 _Url = Annotated[str, Field(pattern=r"^https?://[^\s]+$", max_length=2000)]

@@ -22,7 +22,7 @@ from prefect_cachewatch.common.files import write_entry
 from prefect_cachewatch.common.statedir import state_home
 from prefect_cachewatch.common.text import slugify
 from prefect_cachewatch.errors import StoreError
-from prefect_cachewatch.store.files import read_small_file
+from prefect_cachewatch.store.layout import read_small_file
 
 KEEP_RUNS = 50
 _MOST_BYTES = 1 << 20  # a larger file is none of ours

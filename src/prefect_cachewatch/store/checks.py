@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from prefect_cachewatch.common.temporary import MARKERS, is_absent, is_temporary
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
-from prefect_cachewatch.store.names import matches_any
-from prefect_cachewatch.store.tree import BuildTree, Said, ScannedFile
+from prefect_cachewatch.store.tree import BuildTree, Said, ScannedFile, matches_any
 
 if TYPE_CHECKING:
     from prefect_cachewatch.store.policy import PublishPolicy

@@ -17,10 +17,20 @@ from prefect_cachewatch.common.removal import make_stamp
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreBusy, StoreError
 from prefect_cachewatch.store.builds import BuildInfo, list_builds
-from prefect_cachewatch.store.files import empty_trash, exists, move_to_trash, remove_file, sync_directory
-from prefect_cachewatch.store.folder import CacheFolder, hold_switch, open_build, read_current
-from prefect_cachewatch.store.locks import hold_exclusive
-from prefect_cachewatch.store.records import BAD, BEGUN, MANIFEST
+from prefect_cachewatch.store.layout import (
+    BAD,
+    BEGUN,
+    MANIFEST,
+    CacheFolder,
+    empty_trash,
+    exists,
+    move_to_trash,
+    open_build,
+    read_current,
+    remove_file,
+    sync_directory,
+)
+from prefect_cachewatch.store.locks import hold_exclusive, hold_switch
 from prefect_cachewatch.store.tree import scan_build
 
 
@@ -72,17 +82,19 @@ def collect_builds(
     problems: list[str] = []
     with hold_switch(folder, "clean up"):
         read_current(folder)  # before any removal: with a tampered link every build would look unused
-        now_s = time.time()
         try:
-            skew_s = now_s - make_stamp(folder.fd).changed_ns / 1e9
+            now_ns = make_stamp(folder.fd).changed_ns
         except OSError:  # a look needs no write permission
-            skew_s = 0
-        decisions = plan_collection(
-            [_candidate(folder, build, skew_s) for build in list_builds(folder)],
-            keep=keep, keep_quarantined=keep_quarantined, now_s=now_s, grace_s=grace_s,
-        )  # fmt: skip
+            now_ns = time.time_ns()
+        used = {build: _last_use(folder, build) for build in list_builds(folder)}
+        young = {build.build_id for build, (used_ns, _) in used.items() if now_ns - used_ns < grace_s * 1e9}
+        reasons = plan_collection([*used], young, keep=keep, keep_quarantined=keep_quarantined)
+        decisions = [
+            GcDecision(build.build_id, build.state, reason == "surplus", reason, size)
+            for (build, (_, size)), reason in zip(used.items(), reasons, strict=True)
+        ]
         if not dry_run:
-            decisions = [_move_aside(folder, decision, problems) for decision in decisions]
+            decisions = [_move_aside(folder, one, problems) if one.remove else one for one in decisions]
     # Without the lock: removing 100 GB takes minutes, and no reader can reach it any more.
     if not dry_run:
         problems += empty_trash(folder.builds_fd)
@@ -90,18 +102,10 @@ def collect_builds(
     return Collected(tuple(decisions), freed, dry_run, tuple(problems))
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A build as the rule sees it, and since when nobody has used it, in wall seconds."""
-
-    build: BuildInfo
-    idle_since_s: float
-    size_bytes: int = 0
-
-
-def _candidate(folder: CacheFolder, build: BuildInfo, skew_s: float) -> Candidate:
+def _last_use(folder: CacheFolder, build: BuildInfo) -> tuple[int, int]:
+    """Return when a build was last changed, made current or written to, and its size."""
     changed_ns, size = [0], build.total_bytes or 0
-    for name in (build.build_id, *(build.build_id + ending for ending in (BEGUN, MANIFEST, BAD))):
+    for name in (build.build_id + ending for ending in ("", BEGUN, MANIFEST, BAD)):
         with contextlib.suppress(OSError):
             changed_ns.append(os.stat(name, dir_fd=folder.builds_fd, follow_symlinks=False).st_ctime_ns)
     if not build.is_whole:
@@ -109,12 +113,10 @@ def _candidate(folder: CacheFolder, build: BuildInfo, skew_s: float) -> Candidat
             tree = scan_build(fd)
             size = tree.total_bytes
             changed_ns += [file.changed_ns for file in tree.files]
-    return Candidate(build, max(changed_ns) / 1e9 + skew_s, size)
+    return max(changed_ns), size
 
 
 def _move_aside(folder: CacheFolder, decision: GcDecision, problems: list[str]) -> GcDecision:
-    if not decision.remove:
-        return decision
     fd, build_id = folder.builds_fd, decision.build_id
     try:
         with contextlib.ExitStack() as stack:
@@ -140,54 +142,39 @@ def _move_aside(folder: CacheFolder, decision: GcDecision, problems: list[str]) 
 
 
 def plan_collection(
-    candidates: Sequence[Candidate], *, keep: int | None, keep_quarantined: int, now_s: float, grace_s: float
-) -> list[GcDecision]:
-    """Decide which builds to remove.
+    builds: Sequence[BuildInfo], young: set[str], *, keep: int | None, keep_quarantined: int
+) -> list[str]:
+    """Decide which builds are surplus; of each of the others, why it stays.
 
-    Never removed are: the active build, one that is being written, one that a reader has pinned, and one that was
-    finished, active or written to within the grace time. Damaged builds are left for a person to look at.
+    Damaged builds are left for a person to look at.
 
     Args:
-        candidates: every build of one cache.
+        builds: every build of one cache.
+        young: ids of those that were in use within the grace time.
         keep: how many whole builds stay, including the active one: then the targets of a roll-back, then the newest, and
             last those that something is known against. None: all but refused ones stay.
         keep_quarantined: how many refused builds stay, the newest.
-        now_s: wall time. If the clock was set back, every build counts as young and stays.
-        grace_s: the grace time, in seconds.
-
-    Returns:
-        One decision for each build, in the order given.
 
     Example:
         >>> builds = [BuildInfo(name, state, "/", None) for name, state in (("a", "published"), ("b", "active"))]
-        >>> found = [Candidate(build, 0) for build in builds]
-        >>> [d.reason for d in plan_collection(found, keep=1, keep_quarantined=0, now_s=99, grace_s=9)]
+        >>> plan_collection(builds, set(), keep=1, keep_quarantined=0)
         ['surplus', 'active']
     """
-    builds = [candidate.build for candidate in candidates]
-    current = max((build.age for build in builds if build.state == "active"), default=None)
-
-    def rank(build: BuildInfo) -> tuple[bool, bool, bool]:
-        earlier = build.was_current and (current is None or build.age < current)
-        return build.state != "active", build.status is not None, not earlier
-
     whole = sorted((build for build in builds if build.is_whole), key=lambda build: build.age, reverse=True)
-    whole.sort(key=rank)
-    refused = sorted((b.build_id for b in builds if b.state == "quarantined"), reverse=True)
+    whole.sort(key=lambda build: (build.state != "active", build.status is not None, -build.left_ns))
+    refused = sorted((build.build_id for build in builds if build.state == "quarantined"), reverse=True)
     stays = {build.build_id for build in whole[:keep]} | set(refused[:keep_quarantined])
-    decisions: list[GcDecision] = []
-    for candidate in candidates:
-        build = candidate.build
+
+    def reason(build: BuildInfo) -> str:
         if build.state in ("active", "damaged"):  # a damaged one was edited or cut: the rest may be all there is
-            reason = build.state
-        elif build.state == "staging":
-            reason = "writing"
-        elif build.pinned:
-            reason = "pinned"
-        elif now_s - candidate.idle_since_s < grace_s:
-            reason = "young"
-        else:
-            is_kept = build.build_id in stays or (keep is None and build.state != "quarantined")
-            reason = "kept" if is_kept else "surplus"
-        decisions.append(GcDecision(build.build_id, build.state, reason == "surplus", reason, candidate.size_bytes))
-    return decisions
+            return build.state
+        if build.state == "staging":
+            return "writing"
+        if build.pinned:
+            return "pinned"
+        if build.build_id in young:
+            return "young"
+        is_kept = build.build_id in stays or (keep is None and build.state != "quarantined")
+        return "kept" if is_kept else "surplus"
+
+    return [reason(build) for build in builds]

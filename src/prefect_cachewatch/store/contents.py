@@ -12,7 +12,7 @@ import errno
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.directories import OPEN_DIRECTORY
@@ -22,11 +22,11 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.store.checks import Finding, find_empty, judge, name_files
-from prefect_cachewatch.store.files import refusing
 from prefect_cachewatch.store.formats import Content, inspect
-from prefect_cachewatch.store.names import matches_any
+from prefect_cachewatch.store.layout import refusing
+from prefect_cachewatch.store.policy import PublishPolicy
 from prefect_cachewatch.store.sets import find_missing
-from prefect_cachewatch.store.tree import BuildTree, Said, ScannedFile, open_file, scan_build
+from prefect_cachewatch.store.tree import BuildTree, Said, ScannedFile, matches_any, open_file, scan_build
 
 _CONTENT_S = 5.0
 _UNPROVABLE = (
@@ -44,6 +44,12 @@ class Rules(NamedTuple):
     sparse: Sequence[str] = ()
     #: Whether formats and sets are looked at.
     contents: bool = True
+
+    @classmethod
+    def of(cls, policy: PublishPolicy) -> Self:
+        """Those of a policy."""
+        contents = policy.on_broken_content != "ignore"
+        return cls(policy.ignore, policy.allow_empty_files, policy.allow_sparse, contents)
 
 
 class Inside:
@@ -179,22 +185,15 @@ def count_holes(fd: int, size_bytes: int) -> int:
         fd: descriptor of the file; its position changes.
         size_bytes: of the file.
     """
-    at = holes = 0
-    with contextlib.suppress(OSError):
+    at = written = 0
+    try:
         for _ in range(_EXTENTS_MAX):
-            begin = os.lseek(fd, at, os.SEEK_HOLE)
-            if begin >= size_bytes:
-                break
-            try:
-                at = min(os.lseek(fd, begin, os.SEEK_DATA), size_bytes)
-            except OSError as error:
-                if error.errno != errno.ENXIO:  # no data behind it: the hole reaches to the end
-                    break
-                at = size_bytes
-            holes += at - begin
-            if at >= size_bytes:
-                break
-    return holes
+            begin = os.lseek(fd, at, os.SEEK_DATA)
+            at = os.lseek(fd, begin, os.SEEK_HOLE)
+            written += at - begin
+    except OSError as error:
+        return max(0, size_bytes - written) if error.errno == errno.ENXIO else 0  # ENXIO: no data behind it
+    return at - written
 
 
 def proves_by_holes(path: str, mounts: Iterable[Mount]) -> bool:

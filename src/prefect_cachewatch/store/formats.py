@@ -12,7 +12,7 @@ import re
 import struct
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from prefect_cachewatch.common.temporary import MARKERS
 from prefect_cachewatch.common.text import for_terminal
@@ -21,7 +21,7 @@ from prefect_cachewatch.common.text import for_terminal
 _READ_MAX, _STEPS_MAX = 16 << 20, 4_000_000
 # Each tensor of safetensors has about seven values.
 _VALUES_MAX = 1_000_000
-_NAME_MAX, _LISTED_MAX, _DIMENSIONS_MAX, _NESTED_MAX = 1 << 16, 100_000, 64, 4
+_NAME_MAX, _SHARDS_MAX, _DIMENSIONS_MAX, _NESTED_MAX = 1 << 16, 100_000, 64, 4
 _LFS = b"version https://git-lfs"
 
 
@@ -54,45 +54,39 @@ class _Source:
         """Read exactly so many bytes, from an offset or from where the last read ended."""
         if at is not None:
             self._file.seek(at)
-        if self._require(count) > _READ_MAX:
+        begin = self.skip(count) - count
+        if count > _READ_MAX:
             raise _Unjudged("has a header that is too large to be read here")
-        data = self._file.read(count)
-        if len(data) != count:  # it was cut just now
-            raise _Broken(f"is cut off: it ends at byte {self._file.tell()}, within its header")
-        return data
+        self._file.seek(begin)
+        return self._file.read(count)
 
     def skip(self, count: int) -> int:
         """Pass over bytes, which the file must have; returns where it is then."""
-        return self._file.seek(self._require(count), 1)
-
-    def _require(self, count: int) -> int:
         self._steps += 1
         if count > self.size - self._file.tell():
             raise _Broken(f"is cut off: it ends at byte {self.size}, within its header")
         if self._steps > _STEPS_MAX:
             raise _Unjudged("has a header that is too large to be read here")
-        return count
+        return self._file.seek(count, 1)
+
+    def unpack(self, form: str, at: int | None = None) -> tuple[Any, ...]:
+        """Read values, as `struct.unpack` does."""
+        return struct.unpack(form, self.take(struct.calcsize(form), at))
 
     def header(self, name: str) -> bytes:
         """Read a header whose length stands before it."""
-        length = self.number("<Q")
+        (length,) = self.unpack("<Q", 0)
         if not 0 < length <= self.size - 8:
-            raise _Broken(
-                f"is cut off or no {name}: its header should have {length} bytes, and the file has {self.size}"
-            )
+            told = f"is cut off or no {name}: its header should have {length} bytes, and the file has {self.size}"
+            raise _Broken(told)
         return self.take(length)
-
-    def number(self, form: str, at: int | None = None) -> int:
-        """Read one integer, as `struct.unpack` does."""
-        return int(struct.unpack(form, self.take(struct.calcsize(form), at))[0])
 
     def ends(self, end: int, what: str) -> str:
         """Compare where the data should end with where the file does; returns what is unusual of it."""
         if end > self.size:
             raise _Broken(f"is cut off: its {what} should end at byte {end}, and the file has {self.size}")
-        return (
-            f"has {self.size - end} bytes behind its {what}, which should end at byte {end}" if end < self.size else ""
-        )
+        behind = f"has {self.size - end} bytes behind its {what}, which should end at byte {end}"
+        return behind if end < self.size else ""
 
 
 def _safetensors(source: _Source) -> str:
@@ -107,48 +101,40 @@ def _safetensors(source: _Source) -> str:
 
 
 def _tensorbin(source: _Source) -> str:
-    if source.number("<Q", 0) > _READ_MAX:
+    if source.unpack("<Q", 0)[0] > _READ_MAX:
         raise _Unjudged("was written by an older tt-metal, or is no tensorbin")
-    source.take(0, 0)
     header = source.header("tensorbin")
-    table = _Flatbuffer(header)
-    root = table.follow(0)
-    if table.field(root, 1) % 4:
-        raise _Unjudged("was written by an older tt-metal, in a layout that is not read here")
-    shards = table.follow(table.field(root, 2))
-    count = table.unpack("<I", shards)[0]
-    if not 0 < count <= _LISTED_MAX:
-        raise _Unjudged(f"lists {count} shards")
-    end = 0
-    for slot in range(shards + 4, shards + 4 + 4 * count, 4):
-        shard = table.follow(slot)
-        if table.unpack("<B", table.field(shard, 0))[0] != 1:
-            raise _Unjudged("keeps data in a way that is not read here")
-        at, size = table.unpack("<QQ", table.follow(table.field(shard, 1)))
-        end = max(end, at + size)
-    return source.ends(8 + len(header) + end, "shards")
 
-
-class _Flatbuffer:
-    """The tables of a flatbuffer, by their offsets; a wrong one is an error of `struct`."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def unpack(self, form: str, at: int) -> tuple[int, ...]:
+    # The tables of a flatbuffer, by their offsets; a wrong one is an error of `struct`.
+    def unpack(form: str, at: int) -> int:
         if at < 0:  # which struct would count from the end
             raise struct.error
-        return struct.unpack_from(form, self._data, at)
+        return int(struct.unpack_from(form, header, at)[0])
 
-    def follow(self, at: int) -> int:
-        return at + self.unpack("<I", at)[0]
+    def follow(at: int) -> int:
+        return at + unpack("<I", at)
 
-    def field(self, table: int, number: int) -> int:
-        vtable = table - self.unpack("<i", table)[0]
-        offset = self.unpack("<H", vtable + 4 + 2 * number)[0]
-        if not offset or 4 + 2 * number >= self.unpack("<H", vtable)[0]:
+    def field(table: int, number: int) -> int:
+        vtable = table - unpack("<i", table)
+        offset = unpack("<H", vtable + 4 + 2 * number)
+        if not offset or 4 + 2 * number >= unpack("<H", vtable):
             raise _Broken("has a header that lacks what its loader reads")
         return table + offset
+
+    root = follow(0)
+    if field(root, 1) % 4:
+        raise _Unjudged("was written by an older tt-metal, in a layout that is not read here")
+    shards = follow(field(root, 2))
+    count, end = unpack("<I", shards), 0
+    if not 0 < count <= _SHARDS_MAX:
+        raise _Unjudged(f"lists {count} shards")
+    for slot in range(shards + 4, shards + 4 + 4 * count, 4):
+        shard = follow(slot)
+        if unpack("<B", field(shard, 0)) != 1:
+            raise _Unjudged("keeps data in a way that is not read here")
+        buffer = follow(field(shard, 1))
+        end = max(end, unpack("<Q", buffer) + unpack("<Q", buffer + 8))
+    return source.ends(8 + len(header) + end, "shards")
 
 
 # Bytes of a value in a header of GGUF, by the number of its kind.
@@ -165,48 +151,43 @@ _BLOCKS = {
 
 
 def _gguf(source: _Source) -> str:
-    version, tensors, values = struct.unpack("<IQQ", source.take(20, 4))
+    version, tensors, values = source.unpack("<IQQ", 4)
     if version not in (2, 3):
         raise _Unjudged(f"is GGUF of a version or byte order that is not read here ({version:#x})")
-    alignment, end, known = 32, 0, True
+    alignment, end = 32, 0
     for _ in range(values):
-        key, kind = _gguf_name(source), source.number("<I")
+        key, (kind,) = _gguf_name(source), source.unpack("<I")
         if key == b"general.alignment" and kind == _UINT32:
-            alignment = source.number("<I")
+            (alignment,) = source.unpack("<I")
         else:
-            _skip_value(source, kind, 0)
+            _skip_value(source, kind)
     for _ in range(tensors):
         _gguf_name(source)
-        dimensions = source.number("<I")
+        (dimensions,) = source.unpack("<I")
         if dimensions > _DIMENSIONS_MAX:
             raise _Broken(f"has a tensor of {dimensions} dimensions")
-        elements = math.prod(source.number("<Q") for _ in range(dimensions))
-        kind, offset = struct.unpack("<IQ", source.take(12))
-        known = known and kind in _BLOCKS
+        *sizes, kind, offset = source.unpack(f"<{dimensions}QIQ")
         block, block_bytes = _BLOCKS.get(kind, (1, 0))
-        end = max(end, offset + elements // block * block_bytes)
-    begin = -(-source.skip(0) // alignment) * alignment
-    if not tensors:
-        return ""
-    behind = source.ends(begin + end, "tensors")
-    # The last tensor is padded too.
-    return behind if known and source.size - begin - end >= alignment else ""
+        end = max(end, offset + math.prod(sizes) // block * block_bytes)
+    if tensors:
+        source.ends(-(-source.skip(0) // alignment) * alignment + end, "tensors")
+    return ""
 
 
 def _gguf_name(source: _Source) -> bytes:
-    length = source.number("<Q")
+    (length,) = source.unpack("<Q")
     if length > _NAME_MAX:
         raise _Broken(f"has a name of {length} bytes in its header")
     return source.take(length)
 
 
-def _skip_value(source: _Source, kind: int, nested: int) -> None:
+def _skip_value(source: _Source, kind: int, nested: int = 0) -> None:
     if kind in _SCALARS:
         source.skip(_SCALARS[kind])
     elif kind == _STRING:
-        source.skip(source.number("<Q"))
+        source.skip(*source.unpack("<Q"))
     elif kind == _ARRAY and nested < _NESTED_MAX:
-        inner, count = struct.unpack("<IQ", source.take(12))
+        inner, count = source.unpack("<IQ")
         if inner in _SCALARS:
             source.skip(count * _SCALARS[inner])
         else:
@@ -225,8 +206,8 @@ def _archive(source: _Source) -> str:
         raise _Broken("is cut off: it lacks the directory that a zip archive has at its end")
     end, length, at = begin + found, *struct.unpack_from("<II", tail, found + 12)
     if end >= 20 and (locator := source.take(20, end - 20)).startswith(b"PK\x06\x07"):  # of archives beyond 4 GiB
-        end = struct.unpack_from("<Q", locator, 8)[0]
-        length, at = struct.unpack("<QQ", source.take(16, end + 40))
+        (end,) = struct.unpack_from("<Q", locator, 8)
+        length, at = source.unpack("<QQ", end + 40)
     if at + length != end or (length and source.take(4, at) != b"PK\x01\x02"):
         raise _Broken(f"is cut off or damaged: its directory should be at byte {at} and have {length} bytes")
     return ""
@@ -238,10 +219,10 @@ _NPY = re.compile(
 
 
 def _npy(source: _Source) -> str:
-    if (major := source.number("<B", 6)) not in (1, 2, 3):
+    (major,) = source.unpack("<B", 6)
+    if major not in (1, 2, 3):
         raise _Unjudged(f"is of version {major} of the format, which is not read here")
-    length = source.number("<H" if major == 1 else "<I", 8)
-    header = source.take(length).decode("utf-8", "replace")
+    header = source.take(*source.unpack("<H" if major == 1 else "<I", 8)).decode("utf-8", "replace")
     if not header.startswith("{"):
         raise _Broken("has a header that is no dictionary")
     found = _NPY.fullmatch(header)
@@ -262,7 +243,7 @@ _LOOK_BYTES = 4096
 
 def _json(source: _Source) -> str:
     count = min(source.size, _LOOK_BYTES)
-    first = source.take(count).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    first = source.take(count, 0).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
     last = source.take(count, source.size - count).rstrip()
     if first not in (b"{", b"[") or last.endswith(b"*/") or b"//" in last.rpartition(b"\n")[2]:
         raise _Unjudged("does not begin like JSON, or ends with a comment")
@@ -271,8 +252,7 @@ def _json(source: _Source) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class _Format:
+class _Format(NamedTuple):
     name: str
     #: Returns what is unusual and allowed, or nothing; any other error than these two is one of the file's header.
     read: Callable[[_Source], str]
@@ -327,7 +307,6 @@ def inspect(file: BinaryIO, name: str, present: Collection[str] = ()) -> Content
     try:
         if begun is None:
             _require_begin(head, chosen, lowered.endswith(chosen.own))
-        source.take(0, 0)
         doubt = chosen.read(source)
     except _Broken as error:
         return Content("broken", str(error), chosen.name)
@@ -337,9 +316,8 @@ def inspect(file: BinaryIO, name: str, present: Collection[str] = ()) -> Content
         return Content("broken", "has a header that makes no sense", chosen.name)
     if named not in (None, chosen) and lowered.endswith(named.own):
         doubt = f"is named like {named.name}, and is {chosen.name}"
-    if doubt:
-        return Content("suspicious", doubt, chosen.name)
-    return Content("whole", "has the length that its header says", chosen.name)
+    told = doubt or "has the length that its header says"
+    return Content("suspicious" if doubt else "whole", told, chosen.name)
 
 
 def _require_begin(head: bytes, known: _Format, is_own: bool) -> None:

@@ -1,23 +1,54 @@
-"""What a cache depends on beside its command: values, variables and files that the user names.
-
-Nothing is guessed. What is not named does not count.
-"""
+"""The key of a cache: the command, and the values, variables and files that the user names. What is not named does not count."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
+from prefect_cachewatch.common.directories import CACHE_DIR_PLACEHOLDER
 from prefect_cachewatch.common.secrets import redact_argv
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
+PLACEHOLDER = CACHE_DIR_PLACEHOLDER
 _FILE_MAX_BYTES = 64 << 20
 
 
-def read_variables(names: list[str], env: Mapping[str, str], hidden: Mapping[str, str]) -> dict[str, str]:
+@dataclass(frozen=True)
+class BuildRecipe:
+    """The inputs of a build; `argv` still contains `{cache_dir}`, since that path differs each time."""
+
+    argv: tuple[str, ...]
+    cache_key: Mapping[str, str]
+
+    @property
+    def key(self) -> str:
+        """The digest of all inputs: two builds with the same key are the same cache.
+
+        Example:
+            >>> BuildRecipe(("gen", "{cache_dir}"), {"dtype": "bf16"}).key[:12]
+            'cb3e2a8ce027'
+        """
+        body = {"argv": list(self.argv), "values": dict(self.cache_key), "version": 1}
+        canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+
+
+def expand_placeholder(words: Iterable[str], cache_dir: str) -> list[str]:
+    """Replace `{cache_dir}` by the cache directory; other braces stay.
+
+    Example:
+        >>> expand_placeholder(["gen", "--out={cache_dir}", "{other}"], "/s/b")
+        ['gen', '--out=/s/b', '{other}']
+    """
+    return [word.replace(PLACEHOLDER, cache_dir) for word in words]
+
+
+def read_variables(names: Sequence[str], env: Mapping[str, str], hidden: Mapping[str, str]) -> dict[str, str]:
     """Read the variables that count in the key; one that is not set is left out, which is another key than an empty one.
 
     Args:
@@ -42,7 +73,7 @@ def read_variables(names: list[str], env: Mapping[str, str], hidden: Mapping[str
     return found
 
 
-def read_files(paths: list[str]) -> dict[str, str]:
+def read_files(paths: Sequence[str]) -> dict[str, str]:
     """Digest the files that count in the key; reads may hang with the file system.
 
     Raises:

@@ -1,43 +1,54 @@
-"""The records beside a build: `ID.begun`, its life before and beside the manifest, and `ID.bad`, the reason against it."""
+"""The records beside a build: `ID.begun`, its life before and beside the manifest; `ID.json`, the manifest; `ID.bad`."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, Self, get_args
 
 from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.removal import make_stamp
 from prefect_cachewatch.common.secrets import redact
-from prefect_cachewatch.errors import StoreError
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.errors import BuildDamaged, StoreError
 from prefect_cachewatch.measure.growth_mark import MARK_BYTES, read_mark, write_mark
-from prefect_cachewatch.store.files import (
-    exists,
+from prefect_cachewatch.store.layout import (
+    BAD,
+    BEGUN,
+    MANIFEST,
+    CacheFolder,
     holds_change_times,
     open_small_file,
     read_small_file,
-    remove_file,
-    sync_directory,
     write_durably,
 )
-from prefect_cachewatch.store.folder import CacheFolder
 from prefect_cachewatch.store.locks import boot_id
 
-BEGUN, MANIFEST, BAD = ".begun", ".json", ".bad"
 #: A writer shows this often that it lives; after two beats without a sign it is taken for gone with its host.
 BEAT_S = 15.0
+# Cryptographic, in every toolbox (sha256sum -c), and the fastest such digest in hashlib on processors with SHA instructions.
+DIGEST_ALGORITHM = "sha256"
+SCHEMA_VERSION = 1
 Status = Literal["refused", "damaged", "unhealthy", "rolled_back"]
 _LIMIT_BYTES = 1 << 26
+# 100,000 files with long names take some 30 MB.
+_MANIFEST_MAX_BYTES = 1 << 30
 _WHY_MAX = 500
 _CLOCKS_DIFFER_NS = 3600 * 10**9
 # Before the first mark: nothing is known about when the files were written.
 _NO_MARK = b" " * (MARK_BYTES - 1) + b"\n"
+_HEX = frozenset("0123456789abcdef")
+_NONSENSE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
+
+
+# -- begun
 
 
 @dataclass(frozen=True)
@@ -52,33 +63,13 @@ class Begun:
     reported: tuple[str, ...] = ()
     #: What clean-ups before attempts removed: path in the build, bytes, and when, on the file system's clock.
     removed: tuple[tuple[str, int, int], ...] = ()
-    #: Whether it was current once, and another build was made current since.
-    was_current: bool = False
-    #: The machine's lasting identifier, empty if it has none.
-    machine: str = ""
+    #: When it stopped being current, on the file system's clock; 0 if it never was.
+    left_ns: int = 0
 
     @classmethod
     def now(cls, key: str, started_s: float) -> Self:
         """Describe a build that this process begins."""
-        return cls(key, socket.gethostname(), boot_id(), started_s, machine=_machine())
-
-    @property
-    def is_of_this_host(self) -> bool:
-        """Whether its writer's locks are seen from here, or its writer ended with this machine's last boot."""
-        rebooted = bool(self.machine) and (self.machine, self.host) == (_machine(), socket.gethostname())
-        return self.boot == boot_id() or rebooted
-
-    def by(self, other: Begun) -> Begun:
-        """The same build, continued by another writer."""
-        return replace(self, host=other.host, boot=other.boot, machine=other.machine)
-
-
-def _machine() -> str:
-    try:
-        with open("/etc/machine-id") as file:
-            return file.read(100).strip()
-    except OSError:
-        return ""
+        return cls(key, socket.gethostname(), boot_id(), started_s)
 
 
 def read_begun(folder: CacheFolder, build_id: str) -> Begun | None:
@@ -88,10 +79,11 @@ def read_begun(folder: CacheFolder, build_id: str) -> Begun | None:
         datetime.fromtimestamp(body["started_s"], UTC)  # a time that a clock shows
         body["removed"] = tuple((str(path), int(size), int(at_ns)) for path, size, at_ns in body["removed"])
         body["reported"] = tuple(map(str, body["reported"]))
-        return Begun(**body | {name: str(body[name]) for name in ("key", "host", "boot", "machine")})
+        texts = {name: str(body[name]) for name in ("key", "host", "boot")}
+        return Begun(**body | texts | {"left_ns": int(body["left_ns"])})
     except FileNotFoundError:
         return None
-    except (OSError, StoreError, ValueError, LookupError, TypeError, RecursionError, OverflowError):
+    except (OSError, StoreError, *_NONSENSE):
         return Begun()
 
 
@@ -100,42 +92,43 @@ def _parse(data: bytes) -> Any:
     return json.JSONDecoder().raw_decode(data.decode("ascii"))[0]
 
 
-def write_begun(folder: CacheFolder, build_id: str, begun: Begun) -> None:
-    """Write a build's record; raises OSError.
+def _encode(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body).encode("ascii") + b"\n"
 
-    A new one appears in one step: one that is cut does not tell whose it is. Then it is written in its place, since the scan
-    process has it open; cut by a power failure it is no JSON, and the build is begun anew.
+
+def write_begun(folder: CacheFolder, build_id: str, begun: Begun) -> None:
+    """Write a new record in one step: one that is cut does not tell whose it is. Raises OSError."""
+    write_durably(folder.builds_fd, build_id + BEGUN, _NO_MARK + _encode(asdict(begun)))
+
+
+def change_begun(path: str, directory_fd: int | None, changes: Mapping[str, Any]) -> None:
+    """Change a record in its place, since the scan process has it open; raises OSError, and may hang.
+
+    Cut by a power failure it is no JSON, and the build is begun anew.
     """
-    data, name = json.dumps(asdict(begun)).encode("ascii") + b"\n", build_id + BEGUN
-    if not exists(folder.builds_fd, name):
-        write_durably(folder.builds_fd, name, _NO_MARK + data)
-        return
-    with Opened(os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.builds_fd)) as fd:
-        done = 0
-        while done < len(data):  # a disk that fills up takes a part first, and refuses the rest
-            done += os.pwrite(fd, data[done:], MARK_BYTES + done)
-        os.ftruncate(fd, MARK_BYTES + done)
+    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
+    with open(fd, "r+b") as file:
+        file.seek(MARK_BYTES)
+        found: Any = None
+        with contextlib.suppress(ValueError):
+            found = _parse(file.read(_LIMIT_BYTES))
+        file.seek(MARK_BYTES)
+        file.write(_encode({**(found if isinstance(found, dict) else {}), **changes}))
+        file.truncate()
+        file.flush()
         os.fsync(fd)
 
 
-def note_reported(path: str, paths: Sequence[str]) -> None:
-    """Note in a record, by its path, the files that a run saw open or growing at its end; raises OSError, and may hang."""
-    with open(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), "r+b") as file:
-        file.seek(MARK_BYTES)
-        body = _parse(file.read(_LIMIT_BYTES)) | {"reported": list(paths)}
-        file.seek(MARK_BYTES)
-        file.write(json.dumps(body).encode("ascii") + b"\n")
-        file.truncate()
+def leave_current(folder: CacheFolder, build_id: str) -> None:
+    """Note that a build stops being current, and when; raises OSError.
 
-
-def release_build(folder: CacheFolder, build_id: str) -> None:
-    """Note that a build stops being current; its record's change time tells since when. Raises OSError."""
+    By a rename: another user of a shared volume may switch too.
+    """
     mark = _NO_MARK
     with contextlib.suppress(FileNotFoundError, StoreError):
         mark = read_small_file(folder.builds_fd, build_id + BEGUN, _LIMIT_BYTES)[:MARK_BYTES].ljust(MARK_BYTES)
-    begun = replace(read_begun(folder, build_id) or Begun(), was_current=True)
-    # By a rename: another user of a shared volume may switch too.
-    write_durably(folder.builds_fd, build_id + BEGUN, mark + json.dumps(asdict(begun)).encode("ascii") + b"\n")
+    begun = replace(read_begun(folder, build_id) or Begun(), left_ns=make_stamp(folder.builds_fd).changed_ns)
+    write_durably(folder.builds_fd, build_id + BEGUN, mark + _encode(asdict(begun)))
 
 
 def note_growth(folder: CacheFolder, build_id: str) -> None:
@@ -195,6 +188,9 @@ def end_beat(folder: CacheFolder, build_id: str) -> None:
         os.utime(build_id + BEGUN, (0, 0), dir_fd=folder.builds_fd, follow_symlinks=False)
 
 
+# -- bad
+
+
 @dataclass(frozen=True)
 class Bad:
     """Why a build is not used: the first reason that was found. It stays until the build is activated by its id."""
@@ -225,7 +221,7 @@ def read_bad(folder: CacheFolder, build_id: str) -> Bad | None:
         return Bad(body["status"], str(body["why"]), str(body["at"]))
     except FileNotFoundError:
         return None
-    except (OSError, StoreError, ValueError, LookupError, TypeError, RecursionError):
+    except (OSError, StoreError, *_NONSENSE):
         return Bad("damaged", f"{name} was cut short or edited, and nothing else is known", "an unknown time")
 
 
@@ -249,7 +245,132 @@ def write_bad(folder: CacheFolder, build_id: str, status: Status, why: str, **mo
         write_durably(folder.builds_fd, build_id + BAD, json.dumps(body, indent=1).encode("ascii") + b"\n")
 
 
-def clear_bad(folder: CacheFolder, build_id: str) -> None:
-    """Take back what is known against a build; the caller holds the switch's lock. Raises OSError."""
-    remove_file(folder.builds_fd, build_id + BAD)
-    sync_directory(folder.builds_fd)
+# -- manifest
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A regular file of the build: path relative to it, size, and the digest of its contents."""
+
+    path: str
+    size_bytes: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class LinkEntry:
+    """A symbolic link of the build, which leads to something inside it."""
+
+    path: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A whole build: its origin, its inputs, and every file of it."""
+
+    name: str
+    build_id: str
+    key: str
+    cache_key: Mapping[str, str]
+    argv: tuple[str, ...]
+    tool_versions: Mapping[str, str]
+    host: Mapping[str, str]
+    started_at: str
+    finished_at: str
+    files: tuple[FileEntry, ...]
+    links: tuple[LinkEntry, ...] = ()
+    growth: Mapping[str, Any] | None = None
+    warnings: tuple[str, ...] = ()
+    digest_algorithm: str = DIGEST_ALGORITHM
+    ignore: tuple[str, ...] = ()
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all files."""
+        return sum(entry.size_bytes for entry in self.files)
+
+    @property
+    def total_files(self) -> int:
+        """How many files there are."""
+        return len(self.files)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Write a manifest as JSON, with a digest of itself, so that it shows when it was cut or edited.
+
+    Example:
+        >>> m = Manifest("c", "b", "k", {}, (), {}, {}, "", "", (FileEntry("a", 1, "0" * 64),))
+        >>> decode_manifest(encode_manifest(m), "m.json") == m
+        True
+    """
+    body = {"kind": "cachewatch-manifest", "schema_version": SCHEMA_VERSION, **asdict(manifest)}
+    body["totals"] = {"bytes": manifest.total_bytes, "files": manifest.total_files}
+    # Indented, so that a manifest of 100,000 files is readable with less, grep and diff.
+    return json.dumps({**body, "manifest_digest": _self_digest(body)}, indent=1).encode("ascii") + b"\n"
+
+
+def _self_digest(body: Mapping[str, Any]) -> str:
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+
+
+def decode_manifest(data: bytes, where: str) -> Manifest:
+    """Parse a manifest and refuse one that was cut short or changed since it was written.
+
+    Args:
+        data: contents of the file.
+        where: its path, for the message.
+
+    Raises:
+        BuildDamaged: it is not JSON, of another version, its own digest does not fit, or an entry makes no sense.
+    """
+    why = "was cut short, or changed after it was written: the build cannot be trusted; generate it again"
+    try:
+        body = json.loads(data)
+        if body.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
+            version = for_terminal(str(body["schema_version"]), 20)
+            why = f"has schema_version {version}, and this cachewatch reads {SCHEMA_VERSION}: use the version that wrote it"
+        elif body.pop("manifest_digest") == _self_digest(body):
+            why = "has an entry that makes no sense: the build cannot be trusted"
+            return _from_body(body)
+    except _NONSENSE:
+        pass
+    raise BuildDamaged(f"the manifest {for_terminal(where, 1000)} {why}", path=where)
+
+
+def _from_body(body: dict[str, Any]) -> Manifest:
+    lists: dict[str, Any] = {name: tuple(body[name]) for name in ("argv", "warnings", "ignore")}
+    lists["files"] = tuple(FileEntry(str(e["path"]), int(e["size_bytes"]), str(e["digest"])) for e in body["files"])
+    lists["links"] = tuple(LinkEntry(str(e["path"]), str(e["target"])) for e in body["links"])
+    manifest = Manifest(**{one.name: body[one.name] for one in fields(Manifest)} | lists)
+    for path in [*(entry.path for entry in manifest.files), *(entry.path for entry in manifest.links)]:
+        if "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
+            raise ValueError(path)
+    if manifest.digest_algorithm != DIGEST_ALGORITHM or not all(
+        len(entry.digest) == 64 and _HEX.issuperset(entry.digest) for entry in manifest.files
+    ):
+        raise ValueError(manifest.digest_algorithm)
+    return manifest
+
+
+def read_manifest(folder: CacheFolder, build_id: str) -> Manifest:
+    """Read a build's manifest and refuse one that was copied from another build.
+
+    Raises:
+        BuildDamaged: there is none, it was cut or edited, or it belongs to another build.
+        StoreError: there is a link in its place, or it cannot be read.
+    """
+    where = folder.build_path(build_id) + MANIFEST
+    shown = for_terminal(where, 1000)
+    try:
+        data = read_small_file(folder.builds_fd, build_id + MANIFEST, _MANIFEST_MAX_BYTES)
+    except FileNotFoundError:
+        raise BuildDamaged(f"there is no manifest {shown}: the build was never finished", path=where) from None
+    except OSError as error:
+        raise StoreError(f"cannot read {shown}: {os.strerror(error.errno or 0)}", path=where) from None
+    manifest = decode_manifest(data, where)
+    if (manifest.name, manifest.build_id) != (folder.name, build_id):
+        told = f"the manifest {shown} is that of '{for_terminal(manifest.name)}' {for_terminal(manifest.build_id)}"
+        raise BuildDamaged(f"{told}: the build cannot be trusted", path=folder.build_path(build_id))
+    return manifest

@@ -13,17 +13,15 @@ import os
 import posixpath
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, BinaryIO
+from collections.abc import Iterable, Iterator, Mapping
+from typing import BinaryIO
 
 from prefect_cachewatch.common.temporary import is_absent, is_temporary
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_count
 from prefect_cachewatch.store.checks import list_paths
-from prefect_cachewatch.store.names import matches_any
-from prefect_cachewatch.store.tree import BuildTree, Said
+from prefect_cachewatch.store.tree import BuildTree, Said, matches_any
 
-_NAMED = 3
 _READ_MAX = 32 << 20
 # `model.safetensors.index.json`, and with a variant before or after `index`, as diffusers names it.
 _INDEX = re.compile(r"(?P<stem>.+)\.index(\.[\w-]+)?\.json", re.IGNORECASE | re.DOTALL)
@@ -56,8 +54,7 @@ def find_missing(build_fd: int, tree: BuildTree, ignore: Iterable[str] = (), *, 
     Raises:
         OSError: the directory cannot be read.
     """
-    globs = list(ignore)
-    there = _There(build_fd, tree, outward)
+    there, globs = _There(build_fd, tree, outward), list(ignore)
     names = [path for path in there.names if not (is_absent(path) or matches_any(path, globs))]
     found: list[Said] = []
     for path in names:
@@ -65,17 +62,17 @@ def find_missing(build_fd: int, tree: BuildTree, ignore: Iterable[str] = (), *, 
         if index is None and not path.lower().endswith(".onnx"):
             continue
         with contextlib.suppress(OSError), there.open(path) as file:  # what cannot be read is reported elsewhere
-            found += _judge_index(there, path, index["stem"], file) if index else _judge_onnx(there, path, file)
-    return sorted([*found, *find_gaps(names, there.size_of, there.listed)], key=lambda said: said.path)
+            judged = _judge_index(there, path, index["stem"], file) if index else _judge_onnx(there, path, file)
+            found += [Said(category, path, message) for category, message in judged]
+    return sorted([*found, *_find_gaps(names, there)], key=lambda said: said.path)
 
 
 class _There:
     """What is in a cache, by relative path; a link counts as what it leads to."""
 
     def __init__(self, build_fd: int, tree: BuildTree, outward: bool) -> None:
-        self._root = os.path.realpath(f"/proc/self/fd/{build_fd}")
+        self._root, self._outward = os.path.realpath(f"/proc/self/fd/{build_fd}"), outward
         self._sizes = {file.path: file.size_bytes for file in tree.files}
-        self._outward = outward
         links = [path for path, _ in tree.links] + (tree.escapes if outward else [])
         self.names = sorted([*self._sizes, *(path for path in links if self.size_of(path) is not None)])
         """Files, and links to files."""
@@ -115,42 +112,36 @@ class _There:
             yield file
 
 
-def _judge_index(there: _There, path: str, stem: str, file: BinaryIO) -> list[Said]:
-    raw, is_own = (
-        file.read(_READ_MAX + 1),
-        stem.lower().endswith(_WEIGHTS),
-    )  # of another stem it may be any index
+def _judge_index(there: _There, path: str, stem: str, file: BinaryIO) -> Iterator[tuple[str, str]]:
+    is_own = stem.lower().endswith(_WEIGHTS)  # of another stem it may be any index
+    raw = file.read(_READ_MAX + 1)
     if len(raw) > _READ_MAX:
-        why = "is too large to be read: whether its files are there is not known"
-        return [Said("unused_index", path, why)] if is_own else []
+        yield "unused_index", "is too large to be read: whether its files are there is not known"
+        return
     try:
         found = json.loads(raw)
         names = list(dict.fromkeys(map(str, found["weight_map"].values())))
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        why = "is cut off or no list of files, and should name those of the checkpoint"
-        return [Said("incomplete_set", path, why)] if is_own else []
-    sizes, total = there.beside(path, names), _total(found)
+        if is_own:
+            yield "incomplete_set", "is cut off or no list of files, and should name those of the checkpoint"
+        return
+    metadata = found.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    total = int(total) if isinstance(total, int | float) and 0 < total < 1 << 63 else 0
+    sizes = there.beside(path, names)
+    size_bytes = sum(size or 0 for size in sizes.values())
     if message := _missing(sizes):
         # The index of another format than the one that was fetched, or of the files from which these were made.
         single = any(there.beside(path, [stem]).values())
-        others = not any(sizes.values()) and there.weights_beside(path) > total * _LEAST_SHARE
-        return [Said("unused_index" if single or others else "incomplete_set", path, message)]
-    size_bytes = sum(size or 0 for size in sizes.values())
-    if total <= size_bytes:
-        return []
-    has = "its one file has" if len(sizes) == 1 else f"its {len(sizes)} files have"
-    message = f"says that the tensors have {format_bytes(total)} (total_size), and {has} {format_bytes(size_bytes)}"
-    return [Said("wrong_total", path, message)]
+        others = not size_bytes and there.weights_beside(path) > total * _LEAST_SHARE
+        yield "unused_index" if single or others else "incomplete_set", message
+    elif total > size_bytes:
+        has = "its one file has" if len(sizes) == 1 else f"its {len(sizes)} files have"
+        told = f"says that the tensors have {format_bytes(total)} (total_size), and {has} {format_bytes(size_bytes)}"
+        yield "wrong_total", told
 
 
-def _total(found: Mapping[str, Any]) -> int:
-    """Return the `total_size` of an index; 0 if it says none."""
-    metadata = found.get("metadata")
-    total = metadata.get("total_size") if isinstance(metadata, dict) else None
-    return int(total) if isinstance(total, int | float) and 0 < total < 1 << 63 else 0
-
-
-def _judge_onnx(there: _There, path: str, file: BinaryIO) -> list[Said]:
+def _judge_onnx(there: _There, path: str, file: BinaryIO) -> Iterator[tuple[str, str]]:
     needed: dict[str, int] = {}
     data = file.read(_READ_MAX)  # a model that keeps its tensors elsewhere is small
     for found in _LOCATION.finditer(data):
@@ -160,15 +151,12 @@ def _judge_onnx(there: _There, path: str, file: BinaryIO) -> list[Said]:
         length = sum(int(number or 0) for number in extent.groups()) if extent else 0
         needed[name] = max(needed.get(name, 0), length)
     sizes = there.beside(path, needed)
+    short = [name for name, size in sizes.items() if (size or 0) < needed[name]]
     if message := _missing(sizes):
-        return [Said("incomplete_set", path, message)]
-    return [
-        Said(
-            "incomplete_set", path,
-            f"needs {format_bytes(needed[name])} of {for_terminal(name, 120)}, which has {format_bytes(size or 0)}",
-        )
-        for name, size in sizes.items() if (size or 0) < needed[name]
-    ][:_NAMED]  # fmt: skip
+        yield "incomplete_set", message
+    elif short:
+        has = f"which has {format_bytes(sizes[short[0]] or 0)}"
+        yield "incomplete_set", f"needs {format_bytes(needed[short[0]])} of {for_terminal(short[0], 120)}, {has}"
 
 
 def _missing(sizes: Mapping[str, int | None]) -> str:
@@ -181,37 +169,24 @@ def _missing(sizes: Mapping[str, int | None]) -> str:
     return " and ".join(said)
 
 
-def find_gaps(paths: Iterable[str], size_of: Callable[[str], int | None], listed: Iterable[str] = ()) -> Iterator[Said]:
-    """Find sets of numbered files of which a number is missing; each is told of by its first file.
-
-    Args:
-        paths: of all files.
-        size_of: returns a file's size; an empty one counts as missing.
-        listed: what an index has told of already.
-
-    Example:
-        >>> next(find_gaps(["m-00001-of-00002.gguf"], lambda path: 9)).message
-        'is one of 2, and 1 file is not there: m-00002-of-00002.gguf'
-    """
+def _find_gaps(paths: Iterable[str], there: _There) -> Iterator[Said]:
+    """Find sets of numbered files of which a number is missing; each is told of by its first file."""
     sets: dict[tuple[str, str, str], dict[int, str]] = {}
     for path in paths:
         found = _NUMBERED.fullmatch(path)
-        if found is None or "/" in found["tail"] or is_temporary(path) or not size_of(path):
+        if found is None or "/" in found["tail"] or is_temporary(path) or not there.size_of(path):
             continue
         by_name = found["tail"].lower().endswith(_NUMBERED_FORMATS) or len(found["number"]) >= _NUMBER_DIGITS
         # What the ranks of a job write is often spread over several hosts.
         of_ranks = "rank" in posixpath.basename(found["head"]).lower()
         if by_name and not of_ranks and 1 <= int(found["count"]) <= _COUNT_MAX:
-            members = sets.setdefault((found["head"], found["count"], found["tail"]), {})
-            members[int(found["number"])] = path
-    known = set(listed)
+            sets.setdefault((found["head"], found["count"], found["tail"]), {})[int(found["number"])] = path
     for (head, count, tail), members in sets.items():
         first, path = 0 if 0 in members else 1, members[min(members)]
-        missing = [number for number in range(first, first + int(count)) if number not in members]
         digits = len(path) - len(f"{head}-of-{count}{tail}")
-        named = [f"{head}{number:0{digits}}-of-{count}{tail}" for number in missing]
-        if not known.issuperset(named):
-            verb = "file is" if len(missing) == 1 else "files are"
+        numbers = [number for number in range(first, first + int(count)) if number not in members]
+        named = [f"{head}{number:0{digits}}-of-{count}{tail}" for number in numbers]
+        if not there.listed.issuperset(named):  # an index has told of those already
+            verb = "file is" if len(named) == 1 else "files are"
             shown = list_paths([posixpath.basename(name) for name in named])
-            message = f"is one of {int(count)}, and {len(missing)} {verb} not there: {shown}"
-            yield Said("incomplete_set", path, message)
+            yield Said("incomplete_set", path, f"is one of {int(count)}, and {len(named)} {verb} not there: {shown}")

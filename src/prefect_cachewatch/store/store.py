@@ -9,7 +9,6 @@ import contextlib
 import glob
 import math
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,37 +16,30 @@ from prefect_cachewatch.common.closing import Closing
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import BuildDamaged, NotEnoughSpace, StoreBusy, StoreError
-from prefect_cachewatch.store.builds import (
-    BuildInfo,
-    earlier_builds,
-    has_writer,
-    list_builds,
-    newest,
-    read_manifest,
-    require_whole,
-)
+from prefect_cachewatch.store import layout
+from prefect_cachewatch.store.builds import BuildInfo, has_writer, list_builds, newest
 from prefect_cachewatch.store.collection import Collected, collect_builds
 from prefect_cachewatch.store.contents import Inside, Rules
-from prefect_cachewatch.store.files import exists, find_lacking, refusing, switch_link
-from prefect_cachewatch.store.folder import (
+from prefect_cachewatch.store.formats import Content
+from prefect_cachewatch.store.key import BuildRecipe
+from prefect_cachewatch.store.layout import (
+    BAD,
     BUILDS,
     CURRENT,
+    MANIFEST,
     CacheFolder,
-    check_root,
-    hold_switch,
+    exists,
     open_build,
     open_folder,
     read_current,
+    refusing,
     require_current,
 )
-from prefect_cachewatch.store.formats import Content
-from prefect_cachewatch.store.locks import HeldLock, hold_shared
-from prefect_cachewatch.store.manifest import Manifest
-from prefect_cachewatch.store.names import check_build_id
-from prefect_cachewatch.store.records import BEGUN, MANIFEST, clear_bad, read_bad, release_build, write_bad
-from prefect_cachewatch.store.staged import BuildRecipe, StagedBuild, begin_build, size_of_abandoned
+from prefect_cachewatch.store.locks import HeldLock, hold_shared, hold_switch
+from prefect_cachewatch.store.records import Manifest, leave_current, read_bad, read_manifest, write_bad
 from prefect_cachewatch.store.tree import scan_build
-from prefect_cachewatch.store.verification import Problem, Verdict, compare_manifests
+from prefect_cachewatch.store.verify import Problem, Verdict, compare_manifests, require_whole
+from prefect_cachewatch.store.writer import StagedBuild, begin_build, find_abandoned
 
 _SPACE_FACTOR = 1.1
 _RESOLVE_TRIES = 100
@@ -81,7 +73,7 @@ class PinnedBuild(Closing):
 
     def close(self) -> None:
         """Release the build."""
-        self._lock.release()
+        self._lock.close()
 
 
 class CacheStore:
@@ -100,16 +92,17 @@ class CacheStore:
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = check_root(root)
+        self.root = layout.check_root(root)
 
     def names(self) -> list[str]:
         """List the caches of the store."""
         with os.scandir(self.root) as entries:
             return sorted(
-                entry.name
-                for entry in entries
-                if entry.is_dir(follow_symlinks=False) and (self.root / entry.name / BUILDS).is_dir()
+                entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and self._has(entry.name)
             )
+
+    def _has(self, name: str) -> bool:
+        return (self.root / name / BUILDS).is_dir()
 
     def current_path(self, name: str) -> str:
         """The path for plain readers: the link that is switched in one step."""
@@ -160,20 +153,21 @@ class CacheStore:
         Raises:
             StoreError: the store was tampered with.
         """
-        if not (self.root / name / BUILDS).is_dir():
+        if not self._has(name):
             return None
-        with contextlib.suppress(BuildDamaged), open_folder(self.root, name) as folder:
+        with open_folder(self.root, name) as folder:
             read_current(folder)
-            builds = [build for build in list_builds(folder) if build.key == key and build.in_order]
+            builds = [
+                build for build in list_builds(folder) if build.key == key and build.in_order and not build.left_ns
+            ]
             for build in sorted(builds, key=lambda build: build.state != "active"):
-                if not build.was_current:
-                    with contextlib.suppress(BuildDamaged):
-                        return build, self._require_whole(folder, build.build_id)[0]
+                with contextlib.suppress(BuildDamaged):
+                    return build, self._require_whole(folder, build.build_id)[0]
         return None
 
     def require_fit(self) -> None:
         """Refuse a file system that lacks what a store needs; raises StoreError."""
-        if (lacking := find_lacking(str(self.root))) is not None:
+        if (lacking := layout.find_lacking(str(self.root))) is not None:
             raise StoreError(lacking, path=str(self.root))
 
     def require_space(self, name: str, *, expected_bytes: int | None = None, resumes: str | None = None) -> None:
@@ -187,34 +181,31 @@ class CacheStore:
             resumes: the key of the build that a run would go on with: what is there of it is no more to be written.
 
         Raises:
-            NotEnoughSpace: less than 1.1 times that is free, in bytes or in inodes.
+            NotEnoughSpace: less than 1.1 times that is free.
             StoreError: the file system lacks what a store needs.
         """
-        last, there_already = None, (0, 0)
-        if (self.root / name / BUILDS).is_dir():
+        size, why, there_bytes = 0, "the last build", 0
+        if self._has(name):
             with open_folder(self.root, name) as folder:
                 if has_writer(folder):
                     return
                 last = newest(build for build in list_builds(folder) if build.is_whole)
-                there_already = size_of_abandoned(folder, resumes) if resumes is not None else (0, 0)
+                size = (last.total_bytes or 0) if last else 0
+                for build_id, _ in find_abandoned(folder, resumes) if resumes is not None else ():
+                    with contextlib.suppress(StoreError), open_build(folder, build_id) as fd:
+                        there_bytes = scan_build(fd).total_bytes
+                    break
         self.require_fit()
-        size, why = (last.total_bytes or 0) if last else 0, "the last build"
         if expected_bytes is not None:
             size, why = expected_bytes, "what the job expects"
         needed = math.ceil(size * _SPACE_FACTOR)
-        inodes = math.ceil(((last.total_files or 0) if last else 0) * _SPACE_FACTOR) + 8
         with refusing("look at", str(self.root)):
             there = os.statvfs(self.root)
         free = there.f_bavail * there.f_frsize
-        short = ""
-        if free + there_already[0] < needed:
-            short = f"{format_bytes(free)} free, and {format_bytes(needed)}"
-        elif there.f_files and there.f_favail + there_already[1] < inodes:
-            short = f"{there.f_favail} free inodes, and {inodes}"
-        if short:
+        if free + there_bytes < needed:
             raise NotEnoughSpace(
-                f"{for_terminal(str(self.root), 1000)} has {short} are needed (1.1 times {why}): "
-                "free some, for example with cachewatch store gc",
+                f"{for_terminal(str(self.root), 1000)} has {format_bytes(free)} free, and {format_bytes(needed)} are needed "
+                f"(1.1 times {why}): free some, for example with cachewatch store gc",
                 path=str(self.root), needed_bytes=needed, free_bytes=free,
             )  # fmt: skip
 
@@ -251,9 +242,7 @@ class CacheStore:
         with open_folder(self.root, name) as folder:
             return self._require_whole(folder, build_id or require_current(folder), depth)[1]
 
-    def inspect(
-        self, name: str, build_id: str | None = None, *, problems: list[str] | None = None
-    ) -> list[tuple[str, Content]]:
+    def inspect(self, name: str, build_id: str | None = None) -> list[tuple[str, Content]]:
         """Inspect the files of one build, each by its format: whether its sizes and offsets can be right.
 
         It finds a file that was published with wrong content, which agrees with its manifest. A build with a broken file
@@ -262,13 +251,12 @@ class CacheStore:
         Args:
             name: the cache.
             build_id: which build; default the active one.
-            problems: gets the reason if a broken file could not be recorded.
 
         Returns:
             Path and finding of each file, in order of path; a format that is not known is no fault.
 
         Raises:
-            BuildDamaged: the manifest was cut or edited.
+            BuildDamaged: the manifest was cut or edited; or a broken file cannot be recorded.
             StoreError: there is no such build, or a file of it cannot be read.
         """
         with open_folder(self.root, name) as folder:
@@ -277,13 +265,11 @@ class CacheStore:
                 manifest = read_manifest(folder, build_id)
                 empty = [glob.escape(file.path) for file in manifest.files if not file.size_bytes]
                 found = Inside(fd, scan_build(fd), Rules(manifest.ignore, empty)).contents()
-            broken = [f"{path} {content.message}" for path, content in found if content.verdict == "broken"]
+            broken = [
+                f"{for_terminal(path)} {content.message}" for path, content in found if content.verdict == "broken"
+            ]
             if broken:
-                try:
-                    self._note_damage(name, build_id, BuildDamaged(broken[0], problems=broken))
-                except StoreError as error:
-                    if problems is not None:
-                        problems.append(error.message)
+                self._note_damage(folder, build_id, BuildDamaged(broken[0], problems=broken))
             return found
 
     def compare(self, name: str, build_id: str | None, against: str) -> list[Problem]:
@@ -315,22 +301,22 @@ class CacheStore:
         with open_folder(self.root, name) as folder:
             for _ in range(_RESOLVE_TRIES):
                 build_id = require_current(folder)
-                try:
-                    # Clean-up holds this lock to remove a build: with it, what is there stays.
-                    with contextlib.ExitStack() as stack:
+                # Clean-up holds this lock to remove a build: with it, what is there stays.
+                with contextlib.ExitStack() as stack:
+                    try:
                         lock = stack.enter_context(hold_shared(folder.builds_fd, build_id + MANIFEST))
                         with open_build(folder, build_id):
                             manifest, bad = read_manifest(folder, build_id), read_bad(folder, build_id)
-                        stack.pop_all()
-                    warning = f"the build {build_id} is {bad.sentence()}" if bad else None
-                    return PinnedBuild(build_id, folder.build_path(build_id), manifest, lock, warning)
-                except StoreBusy:
-                    continue
-                except (StoreError, FileNotFoundError) as error:
-                    if require_current(folder) == build_id:
-                        if isinstance(error, StoreError):
+                    except StoreBusy:
+                        continue
+                    except (StoreError, FileNotFoundError):
+                        if require_current(folder) == build_id:
+                            read_manifest(folder, build_id)  # tells why there is none
                             raise
-                        raise BuildDamaged(f"the build {build_id} has no manifest: it was never finished") from None
+                        continue
+                    stack.pop_all()
+                warning = f"the build {build_id} is {bad.sentence()}" if bad else None
+                return PinnedBuild(build_id, folder.build_path(build_id), manifest, lock, warning)
             raise StoreBusy(f"'{for_terminal(name)}' is switched faster than it can be opened: try again")
 
     # -- changing what is current
@@ -368,7 +354,7 @@ class CacheStore:
             is_named, skipped = build_id is not None, list[str]()
             if build_id is None:
                 build_id, skipped = _last_in_order(folder)
-            known = read_bad(folder, check_build_id(build_id))
+            known = read_bad(folder, layout.check_build_id(build_id))
             if known is not None and not forgive:
                 raise StoreError(
                     f"the build {build_id} is not activated: {known.sentence()}; generate it again, or activate it by its id"
@@ -386,10 +372,10 @@ class CacheStore:
                 _switch(folder, previous, build_id)
             # Last: if the process dies before this, a bad build that is not current is never taken for a good one.
             if known is not None:
-                with refusing(
-                    "clear what is known against builds of", folder.path, f"; {build_id} is active all the same"
-                ):
-                    clear_bad(folder, build_id)
+                then = f"; {build_id} is active all the same"
+                with refusing("clear what is known against builds of", folder.path, then):
+                    layout.remove_file(folder.builds_fd, build_id + BAD)
+                    layout.sync_directory(folder.builds_fd)
             return Activation(build_id, previous, folder.build_path(build_id), manifest, tuple(skipped))
 
     def rollback(
@@ -400,7 +386,7 @@ class CacheStore:
         expected: str | None = None,
         unhealthy: str | None = None,
     ) -> Activation:
-        """Make the newest older build that was current before current again; a second call goes back another step.
+        """Make the build current again that was so before the current one; a second call goes back another step.
 
         The build that stops being current is recorded as rolled back, or as unhealthy.
 
@@ -418,19 +404,15 @@ class CacheStore:
             StoreError: nothing is current, or no whole build was current before; the current one stays.
         """
         with open_folder(self.root, name, change=True) as folder:
-            shown = for_terminal(name)
             with hold_switch(folder, "roll back"):
-                current = read_current(folder)
-                if current is None:
-                    raise StoreError(
-                        f"'{shown}' has no active build to roll back from: activate one with cachewatch store activate"
-                    )
+                current = require_current(folder)
                 if unhealthy is not None:
                     write_bad(folder, expected or current, "unhealthy", unhealthy)
-                _require_current(folder, expected or current)
+                _refuse_other(folder, expected or current)
+            former = [build for build in list_builds(folder) if build.left_ns and build.status != "rolled_back"]
             skipped: list[str] = []
-            for build in _former_builds(folder, current, by_switch=unhealthy is not None):
-                if build.state == "damaged" or build.status is not None:
+            for build in sorted(former, key=lambda build: build.left_ns, reverse=True):
+                if not build.in_order:
                     skipped.append(f"the build {build.build_id} was {build.note}")
                     continue
                 with contextlib.ExitStack() as stack:
@@ -441,7 +423,7 @@ class CacheStore:
                         skipped.append(error.message)
                         continue
                     stack.enter_context(hold_switch(folder, "roll back"))
-                    _require_current(folder, current)
+                    _refuse_other(folder, current)
                     if (bad := read_bad(folder, build.build_id)) is not None:
                         skipped.append(f"the build {build.build_id} was {bad.sentence()}")
                         continue
@@ -453,7 +435,7 @@ class CacheStore:
                     return Activation(build.build_id, current, build.path, manifest, tuple(skipped))
             why = "; ".join(skipped) if skipped else "no build was active before it"
             raise StoreError(
-                f"'{shown}' cannot be rolled back from {current}: {why}; {current} stays active",
+                f"'{for_terminal(name)}' cannot be rolled back from {current}: {why}; {current} stays active",
                 current=current,
                 skipped=skipped,
             )
@@ -469,23 +451,24 @@ class CacheStore:
         try:
             return require_whole(folder, build_id, depth)
         except BuildDamaged as error:
-            try:
-                self._note_damage(folder.name, build_id, error)
-            except StoreError as why:  # it must not be taken for noted: the next run may call the build Cached
-                raise BuildDamaged(f"{error.message}. It is not noted: {why.message}", **error.data) from None
+            self._note_damage(folder, build_id, error)
             raise
 
-    def _note_damage(self, name: str, build_id: str, error: BuildDamaged) -> None:
-        with (
-            open_folder(self.root, name, change=True) as folder,
-            refusing("write the record of builds of", folder.path),
-            hold_switch(folder, "note a damaged build"),
-        ):
-            # A file that only this user cannot read is no damage; a build that was never finished is not damaged either, nor
-            # is one that a clean-up has just removed.
-            finished = exists(folder.builds_fd, build_id + MANIFEST) or build_id == read_current(folder)
-            if error.data.get("kinds") != ["unreadable"] and finished and exists(folder.builds_fd, build_id):
-                write_bad(folder, build_id, "damaged", "; ".join(error.data.get("problems", [error.message])[:3]))
+    def _note_damage(self, folder: CacheFolder, build_id: str, error: BuildDamaged) -> None:
+        """Record damage; if that fails it is said, since the next run may call the build Cached."""
+        try:
+            with (
+                open_folder(self.root, folder.name, change=True),
+                refusing("write the record of builds of", folder.path),
+                hold_switch(folder, "note a damaged build"),
+            ):
+                # A file that only this user cannot read is no damage; a build that was never finished is not damaged either,
+                # nor is one that a clean-up has just removed.
+                finished = exists(folder.builds_fd, build_id + MANIFEST) or build_id == read_current(folder)
+                if error.data.get("kinds") != ["unreadable"] and finished and exists(folder.builds_fd, build_id):
+                    write_bad(folder, build_id, "damaged", "; ".join(error.data.get("problems", [error.message])[:3]))
+        except StoreError as why:
+            raise BuildDamaged(f"{error.message}. It is not noted: {why.message}", **error.data) from None
 
     # -- removing
 
@@ -520,13 +503,10 @@ class CacheStore:
             return [*collect_builds(folder, keep=None, keep_quarantined=max(1, keep), grace_s=0).problems]
 
 
-def _require_current(folder: CacheFolder, expected: str) -> None:
+def _refuse_other(folder: CacheFolder, expected: str) -> None:
     if (current := read_current(folder)) != expected:
-        raise StoreError(
-            f"'{for_terminal(folder.name)}' is not rolled back from {expected}: {current} was made current meanwhile and "
-            "stays so",
-            current=current,
-        )
+        told = f"'{for_terminal(folder.name)}' is not rolled back from {expected}: {current} was made current meanwhile"
+        raise StoreError(f"{told} and stays so", current=current)
 
 
 def _last_in_order(folder: CacheFolder) -> tuple[str, list[str]]:
@@ -541,26 +521,11 @@ def _last_in_order(folder: CacheFolder) -> tuple[str, list[str]]:
     return last.build_id, skipped
 
 
-def _former_builds(folder: CacheFolder, current: str, *, by_switch: bool) -> Iterable[BuildInfo]:
-    """List the targets of a roll-back; `by_switch`: by when they stopped being current, on the file system's clock."""
-    builds = list_builds(folder)
-    if not by_switch:
-        return earlier_builds(builds, current)
-    stopped_ns: dict[str, int] = {}
-    for build in builds:
-        with contextlib.suppress(OSError):
-            status = os.stat(build.build_id + BEGUN, dir_fd=folder.builds_fd, follow_symlinks=False)
-            stopped_ns[build.build_id] = status.st_ctime_ns
-    former = [build for build in builds if build.was_current and build.build_id in stopped_ns]
-    return sorted(former, key=lambda build: stopped_ns[build.build_id], reverse=True)
-
-
 def _switch(folder: CacheFolder, previous: str | None, build_id: str) -> None:
-    link = f"{folder.path}/{CURRENT}"
-    named = f"{for_terminal(link, 1000)} to {build_id}"
+    named = f"{for_terminal(folder.path, 1000)}/{CURRENT} to {build_id}"
     with refusing("switch", folder.path, f"; {previous or 'nothing'} stays active", named=named):
         # Before the switch: if the process dies here, a reader that has just taken the old build still has the whole
         # grace time.
         if previous and exists(folder.builds_fd, previous):
-            release_build(folder, previous)
-        switch_link(folder.fd, CURRENT, f"{BUILDS}/{build_id}")
+            leave_current(folder, previous)
+        layout.switch_link(folder.fd, CURRENT, f"{BUILDS}/{build_id}")

@@ -1,21 +1,19 @@
-"""Lists a build: files, links and entries that do not belong there, walked by descriptor.
-
-Unlike a scan of the watch it tolerates no race: a build that is being published must not change. It reads no contents.
-"""
+"""Lists a build: files, links and entries that do not belong there, walked by descriptor; reads no contents."""
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from prefect_cachewatch.common.closing import Opened
-from prefect_cachewatch.common.directories import OPEN_DIRECTORY
-from prefect_cachewatch.common.removal import Entry, look, open_below
+from prefect_cachewatch.common.removal import Entry, look, open_below, walk
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreError
-from prefect_cachewatch.store.files import refusing
+from prefect_cachewatch.store.layout import refusing
 
 _MAX_DEPTH = 200
 
@@ -50,10 +48,13 @@ class BuildTree:
     links: list[tuple[str, str]] = field(default_factory=list)
     #: What each of the links leads to in the end, relative to the build.
     leads: dict[str, str] = field(default_factory=dict)
+    #: Devices, pipes, sockets, mounts.
     others: list[str] = field(default_factory=list)
+    #: Links that lead out of the build or nowhere.
     escapes: list[str] = field(default_factory=list)
+    #: What this user cannot read, or is nested too deep, each with the reason.
     unreadable: list[tuple[str, str]] = field(default_factory=list)
-    #: Each directory before what is in it; not compared, since their order may be another one.
+    #: Each directory after those in it; not compared, since their order may be another one.
     directories: list[str] = field(default_factory=list, compare=False)
 
     @property
@@ -73,27 +74,59 @@ class BuildTree:
 
 
 def scan_build(build_fd: int) -> BuildTree:
-    """List a build.
-
-    Args:
-        build_fd: descriptor of the build's directory.
-
-    Returns:
-        Its files and links in order of path, and separately the entries that do not belong in a build: `others`
-        (devices, pipes, sockets, mounts), `escapes` (links that lead out of the build or nowhere) and `unreadable`
-        (entries that this user cannot read, or that are nested too deep, each with the reason).
+    """List a build, by the descriptor of its directory, each kind of entry in order of path.
 
     Raises:
-        StoreError: a part of it vanishes meanwhile, or the storage fails.
+        StoreError: an entry vanishes meanwhile, or the storage fails.
     """
-    tree = BuildTree()
-    # A new open file description: scandir moves the position of the one that it reads.
-    with Opened(os.open(".", OPEN_DIRECTORY, dir_fd=build_fd)) as fd:
-        _walk(fd, "", look(build_fd), os.path.realpath(f"/proc/self/fd/{build_fd}"), tree, 0)
+    tree, closed = BuildTree(), list[str]()
+    top, real_root = look(build_fd), os.path.realpath(f"/proc/self/fd/{build_fd}")
+    try:
+        for fd, here, _ in walk(build_fd, closed.append):
+            depth = here.count("/")
+            if depth == _MAX_DEPTH + 1:  # a reader that opens the cache by its path would fail too: PATH_MAX is near
+                tree.unreadable.append((here, f"nested more than {_MAX_DEPTH} directories deep"))
+            if depth <= _MAX_DEPTH:
+                tree.directories.append(here)
+                try:
+                    with os.scandir(fd) as entries:
+                        for entry in entries:
+                            _sort_in(tree, fd, entry, here + entry.name, top, real_root)
+                except PermissionError as error:  # it can be listed, and what is in it cannot be looked at
+                    tree.unreadable.append((here.rstrip("/") or ".", os.strerror(error.errno or 0)))
+    except OSError as error:
+        told = f"cannot read the build: {os.strerror(error.errno or 0)}; does something still write into it?"
+        raise StoreError(told) from None
+    tree.unreadable += [(path, os.strerror(13)) for path in closed if path not in tree.others]
     tree.files.sort(key=lambda file: file.path)
     for found in (tree.links, tree.others, tree.escapes, tree.unreadable):
         found.sort()
     return tree
+
+
+def _sort_in(tree: BuildTree, fd: int, entry: os.DirEntry[str], path: str, top: Entry, real_root: str) -> None:
+    status = entry.stat(follow_symlinks=False)
+    if stat.S_ISREG(status.st_mode):
+        times = status.st_mtime_ns, status.st_ino, status.st_nlink, status.st_ctime_ns
+        tree.files.append(ScannedFile(path, status.st_size, *times))
+        if not _is_readable(status) and not os.access(entry.name, os.R_OK, dir_fd=fd):
+            tree.unreadable.append((path, os.strerror(13)))
+    elif stat.S_ISLNK(status.st_mode):
+        # By what the link resolves to, and not by its text: `..` after a link to a directory leads elsewhere.
+        real = os.path.realpath(f"{real_root}/{path}")
+        if os.path.lexists(real) and real.startswith(real_root + "/") and not os.path.islink(real):
+            tree.links.append((path, os.readlink(entry.name, dir_fd=fd)))
+            tree.leads[path] = real.removeprefix(real_root + "/")
+        else:
+            tree.escapes.append(path)
+    elif not (stat.S_ISDIR(status.st_mode) and look(fd, entry.name).is_beside(top)):
+        tree.others.append(path)
+
+
+def _is_readable(status: os.stat_result) -> bool:
+    # Without a system call for the usual file: there may be 100,000 of them.
+    user = os.geteuid()
+    return user == 0 or (status.st_uid == user and bool(status.st_mode & stat.S_IRUSR))
 
 
 def open_file(build_fd: int, path: str) -> int:
@@ -103,9 +136,6 @@ def open_file(build_fd: int, path: str) -> int:
         build_fd: descriptor of the build's directory.
         path: of the file, relative to it.
 
-    Returns:
-        A descriptor.
-
     Raises:
         StoreError: it vanished, cannot be read, or is not a regular file any more.
     """
@@ -114,66 +144,25 @@ def open_file(build_fd: int, path: str) -> int:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=above_fd)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise StoreError(
-            f"'{for_terminal(path)}' became something else while it was read: is it being written?", path=path
-        )
+        told = f"'{for_terminal(path)}' became something else while it was read: is it being written?"
+        raise StoreError(told, path=path)
     return fd
 
 
-def _walk(fd: int, here: str, top: Entry, real_root: str, tree: BuildTree, depth: int) -> None:
-    tree.directories.append(here)
-    directories: list[str] = []
-    try:
-        with os.scandir(fd) as entries:
-            for entry in entries:
-                path = here + entry.name
-                status = entry.stat(follow_symlinks=False)
-                if stat.S_ISREG(status.st_mode):
-                    times = status.st_mtime_ns, status.st_ino, status.st_nlink, status.st_ctime_ns
-                    tree.files.append(ScannedFile(path, status.st_size, *times))
-                    if not _is_readable(status) and not os.access(entry.name, os.R_OK, dir_fd=fd):
-                        tree.unreadable.append((path, "Permission denied"))
-                elif stat.S_ISLNK(status.st_mode):
-                    leads = _leads_inside(f"{real_root}/{path}", real_root)
-                    if leads is None:
-                        tree.escapes.append(path)
-                    else:
-                        tree.links.append((path, os.readlink(entry.name, dir_fd=fd)))
-                        tree.leads[path] = leads
-                elif stat.S_ISDIR(status.st_mode) and look(fd, entry.name).is_beside(top):
-                    directories.append(entry.name)
-                else:
-                    tree.others.append(path)
-        for name in directories:
-            if depth >= _MAX_DEPTH:
-                # A reader that opens the cache by its path would fail too: PATH_MAX is near.
-                tree.unreadable.append((here + name, f"nested more than {_MAX_DEPTH} directories deep"))
-                continue
-            try:
-                below = os.open(name, OPEN_DIRECTORY, dir_fd=fd)
-            except PermissionError as error:
-                tree.unreadable.append((here + name, os.strerror(error.errno or 0)))
-                continue
-            with Opened(below):
-                _walk(below, f"{here}{name}/", top, real_root, tree, depth + 1)
-    except PermissionError as error:
-        tree.unreadable.append((here.rstrip("/") or ".", os.strerror(error.errno or 0)))
-    except OSError as error:
-        raise StoreError(
-            f"cannot read the build at '{for_terminal(here or '.')}': {os.strerror(error.errno or 0)}; "
-            "does something still write into it?",
-            path=here,
-        ) from None
+def matches_any(path: str, globs: Iterable[str]) -> bool:
+    """Say whether a path relative to the cache matches one of several globs.
 
+    Args:
+        path: relative, with `/`.
+        globs: case-sensitive shell patterns; one with a slash is matched against the whole path, any other against the
+            name.
 
-def _is_readable(status: os.stat_result) -> bool:
-    # Without a system call for the usual file: there may be 100,000 of them.
-    user = os.geteuid()
-    return user == 0 or (status.st_uid == user and bool(status.st_mode & stat.S_IRUSR))
-
-
-def _leads_inside(link: str, real_root: str) -> str | None:
-    # By what the link resolves to, and not by its text: `..` after a link to a directory leads elsewhere.
-    real = os.path.realpath(link)
-    inside = os.path.lexists(real) and real.startswith(real_root + "/") and not os.path.islink(real)
-    return real.removeprefix(real_root + "/") if inside else None
+    Example:
+        >>> matches_any("a/b.tmp.12", ["*.tmp.*"]), matches_any("a/b", ["c/*"])
+        (True, False)
+    """
+    name = path.rpartition("/")[2]
+    return any(
+        fnmatch.fnmatchcase(path, glob.removeprefix("/")) if "/" in glob else fnmatch.fnmatchcase(name, glob)
+        for glob in globs
+    )

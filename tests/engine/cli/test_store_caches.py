@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from prefect_cachewatch.cli.main import main
+from prefect_cachewatch.store.key import BuildRecipe
 from prefect_cachewatch.store.policy import PublishPolicy
-from prefect_cachewatch.store.staged import BuildRecipe
 from prefect_cachewatch.store.store import CacheStore
 
 
@@ -23,7 +23,7 @@ def listed(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str
 
 def publish(root: Path, name: str, size: int, activate: bool = True) -> str:
     store, policy = CacheStore(root), PublishPolicy(store=root)
-    with store.begin(name, BuildRecipe.of(["gen", "{cache_dir}"], policy)) as build:
+    with store.begin(name, BuildRecipe(("gen", "{cache_dir}"), {})) as build:
         Path(build.path, "a.bin").write_text("x" * size)
         build.publish(policy, findings=build.check(policy))
     if activate:
