@@ -112,11 +112,13 @@ def generate_cache(
         warning = check_exposure({"job": job, "publish": publish, "profile": profile})
         if warning is not None and not is_output_shown():  # a command has printed it on standard error
             logger.warning(warning)
-        job, stall, stop, key = _with_profile(profile, job, stall, stop)
+        known = None if profile is None else read_profile(profile)
+        if known is not None:
+            job, stall, stop, retry = known.under_job(job), known.under(stall), known.under(stop), known.under(retry)
         admission.check()
         if publish is None:
             require_directories(job)
-        keyed = publish.with_key(key) if publish is not None else None
+        keyed = publish if publish is None or known is None else publish.with_key(known.key)
         front = start_engine(job, stall, stop, retry, keyed, outputs, admission.storage, metrics)
         note_work(front)
         shown = ShownRun(front, job, stall, stop, publishes=publish is not None, admission=admission, logger=logger)
@@ -143,15 +145,6 @@ def generate_cache(
     note_end()
     admission.record(state, logger)
     return final_state(state)
-
-
-def _with_profile(
-    profile: dict[str, Any] | None, job: CacheJob, stall: StallPolicy, stop: StopPolicy
-) -> tuple[CacheJob, StallPolicy, StopPolicy, dict[str, str]]:
-    if profile is None:
-        return job, stall, stop, {}
-    known = read_profile(profile)
-    return known.under_job(job), known.under_stall(stall), known.under_stop(stop), dict(known.key)
 
 
 def _refused(job: CacheJob, error: InputError) -> State[Any]:

@@ -104,7 +104,7 @@ def command(
     stall, stop = stall_from(options), stop_from(options)
     if (note := poll_note(stall)) is not None and not options["quiet"]:
         say(note)
-    retry = _retry_from(options)
+    retry = _retry_from(options) if profile is None else profile.under(_retry_from(options))
     outputs, metrics = outputs_from(options), metrics_from(options)
     require_utf8({"job": job, "publish": publish, "outputs": outputs})
     if (warning := check_exposure({"job": job, "publish": publish})) is not None:

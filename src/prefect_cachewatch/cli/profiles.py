@@ -70,6 +70,7 @@ def _show_settings(settings: ProfileSettings, as_json: bool) -> None:
         rows.append(("command", " ".join(settings.command)))
     rows += [("key", f"{name}={value}") for name, value in settings.key.items()]
     rows += [(name, _window(name, value)) for name, value in {**settings.stall, **settings.stop}.items()]
+    rows += [("before a retry", " ".join(settings.retry["before_retry"]))] if settings.retry else []
     rows.append(("never counts", " ".join(settings.ignore)))
     if settings.ready is not None:
         rows.append(("ready", f"{settings.ready.kind} {getattr(settings.ready, 'url', '')}".rstrip()))

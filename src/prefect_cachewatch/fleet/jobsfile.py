@@ -13,7 +13,7 @@ from pydantic import Field
 from prefect_cachewatch.common.inputs import nearest, validate
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.yamlfile import read_yaml
-from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, InputModel, StallPolicy, StopPolicy
+from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, InputModel, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.config.profiles import read_profile
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.fleet.jobs import MODELS, FleetJob, FleetPlan, FleetPolicy, check_deployment_name
@@ -156,8 +156,9 @@ def _job(file: str, defaults: Mapping[str, Any], entry: Mapping[str, Any], index
     job = known.under_job(validate(FleetJob, named | fields, file, f"jobs[{index}]"))
     publish = job.publish.with_key(known.key) if job.publish is not None else None
     policies = {
-        "stall": known.under_stall(job.stall or StallPolicy()),
-        "stop": known.under_stop(job.stop or StopPolicy()),
+        "stall": known.under(job.stall or StallPolicy()),
+        "stop": known.under(job.stop or StopPolicy()),
+        "retry": known.under(job.retry or RetryPolicy()) if known.retry else job.retry,
     }
     return job.model_copy(update={**policies, "publish": publish})
 

@@ -94,6 +94,9 @@ class Definition(InputModel):
     ignore: list[str] = Field(default=[], description="Globs that never count, beside the usual ones.")
     stall: dict[str, float | str] = Field(default={}, description="Windows: fields of a stall policy.")
     stop: dict[str, float | str] = Field(default={}, description="How its tree is stopped: fields of a stop policy.")
+    before_retry: list[str] = Field(
+        default=[], description="Command before each further attempt, if all of its values are set."
+    )
     command: list[str] = Field(default=[], description="Templates of the generator's argv.")
     command_with: dict[str, list[str]] = Field(
         default={}, description="For a parameter the words that are added where it is given."
@@ -115,6 +118,7 @@ class Definition(InputModel):
             self.stall,
             self.command,
             self.command_with,
+            self.before_retry,
             self.ready,
             self.key,
         )
@@ -159,6 +163,7 @@ class Definition(InputModel):
             command += [
                 word for name, words in self.command_with.items() if values.get(name) for word in _all(words, values)
             ]
+        reset = _all(self.before_retry, values)
         stall = _mapping({name: str(value) for name, value in self.stall.items()}, values)
         dirs = _all(self.cache_dirs, values) if cache_dirs is None else [str(path) for path in cache_dirs]
         name = (next(iter(_all([self.name], values)), None) or "generator").replace("/", "--")[:_MAX_LENGTH]
@@ -175,6 +180,7 @@ class Definition(InputModel):
             env=job.env,
             ignore=tuple(job.ignore),
             stall={name: getattr(policy, name) for name in stall},
+            retry={"before_retry": reset} if reset and len(reset) == len(self.before_retry) else {},
             stop=StopPolicy.model_validate(self.stop).model_dump(include=set(self.stop)),
             command=tuple(command),
             ready=ready,

@@ -12,12 +12,14 @@ from prefect_cachewatch.config import (
     DEFAULT_IGNORE,
     CacheJob,
     MarkerFiles,
+    RetryPolicy,
     StallPolicy,
     StopPolicy,
 )
 from prefect_cachewatch.config.ready import ReadyWhen
 
 J = TypeVar("J", bound=CacheJob)
+P = TypeVar("P", StallPolicy, StopPolicy, RetryPolicy)
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class ProfileSettings:
         ignore: globs of files that never count.
         stall: fields of a `StallPolicy` that fit this generator; the others stay at their defaults.
         stop: fields of a `StopPolicy`, likewise.
+        retry: fields of a `RetryPolicy`, likewise.
         command: the generator's argv, if the profile knows it.
         ready: when the job is done, if that is not its exit.
         markers: files to write for other programs.
@@ -45,6 +48,7 @@ class ProfileSettings:
     ignore: tuple[str, ...] = DEFAULT_IGNORE
     stall: Mapping[str, Any] = field(default_factory=dict)
     stop: Mapping[str, Any] = field(default_factory=dict)
+    retry: Mapping[str, Any] = field(default_factory=dict)
     command: tuple[str, ...] = ()
     ready: ReadyWhen | None = None
     markers: MarkerFiles | None = None
@@ -75,17 +79,14 @@ class ProfileSettings:
             update=update | {name: value for name, value in whole.items() if value and name not in own}
         )
 
-    def under_stall(self, stall: StallPolicy) -> StallPolicy:
-        """Complete a stall policy; its own settings stay.
+    def under(self, policy: P) -> P:
+        """Complete a policy for stalls, for stopping or for retries; its own settings stay.
 
         Example:
             >>> settings = ProfileSettings("x", (Path("/c"),), stall={"stall_after_s": 120, "poll_s": 5})
-            >>> found = settings.under_stall(StallPolicy(poll_s=1))
+            >>> found = settings.under(StallPolicy(poll_s=1))
             >>> found.stall_after_s, found.poll_s
             (120, 1.0)
         """
-        return stall.model_copy(update={k: v for k, v in self.stall.items() if k not in stall.model_fields_set})
-
-    def under_stop(self, stop: StopPolicy) -> StopPolicy:
-        """Complete a stop policy; its own settings stay."""
-        return stop.model_copy(update={k: v for k, v in self.stop.items() if k not in stop.model_fields_set})
+        fields = {StallPolicy: self.stall, StopPolicy: self.stop, RetryPolicy: self.retry}[type(policy)]
+        return policy.model_copy(update={k: v for k, v in fields.items() if k not in policy.model_fields_set})

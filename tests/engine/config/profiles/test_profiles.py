@@ -10,7 +10,7 @@ import pytest
 from tests.generators.derive_tt import DATA
 
 from prefect_cachewatch.cli.main import main
-from prefect_cachewatch.config import CacheJob, MarkerFiles, StallPolicy, StopPolicy
+from prefect_cachewatch.config import CacheJob, MarkerFiles, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.config.profiles import (
     Profile,
     find_profile,
@@ -213,8 +213,12 @@ def test_what_the_job_and_the_policy_say_themselves_stays():
     job = CacheJob(name="j", command=["x"], cache_dirs=["/own"], env={"HF_HOME": "/elsewhere"}, ready=ReadyOnExit())
     chosen = {"name": "tt-inference-server", "model": "m", "device": "n150", "tt_cache_path": "/c"}
     known = read_profile(chosen)
-    found, stall = known.under_job(job), known.under_stall(StallPolicy(stall_after_s=77))
-    assert [known.under_stop(stop).grace_s for stop in (StopPolicy(), StopPolicy(grace_s=3))] == [60, 3]
+    found, stall = known.under_job(job), known.under(StallPolicy(stall_after_s=77))
+    assert [known.under(stop).grace_s for stop in (StopPolicy(), StopPolicy(grace_s=3))] == [60, 3]
+    assert known.under(RetryPolicy()).before_retry is None
+    resets, own = read_profile({**chosen, "reset": "0"}), ["reset-mine"]
+    assert resets.under(RetryPolicy()).before_retry == ["tt-smi", "-r", "0"]
+    assert resets.under(RetryPolicy(before_retry=own)).before_retry == own
     assert (found.cache_dirs, found.ready.kind, found.name) == ([Path("/own")], "exit", "j")
     assert (found.env["HF_HOME"], found.env["TT_CACHE_PATH"]) == ("/elsewhere", "/c")
     assert (stall.stall_after_s, stall.first_write_within_s) == (77, 1800)
