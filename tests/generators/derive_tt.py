@@ -21,16 +21,14 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data" / "tt_inference_server"
-PAGES = (ROOT / "docs" / "tt-inference-server.md", ROOT / "docs" / "profiles.md")
+PAGE = ROOT / "docs" / "profiles.md"
 # Of an entry, what the profile reads.
 TOP = ("model_name", "device_type", "inference_engine", "version", "subdevice_type")
 
 
 def documented_commands() -> list[list[str]]:
-    """The arguments of each `python3 run.py` in the pages, also as a list; a backslash goes on with the next line."""
-    text = "\n".join(page.read_text().replace("\\\n", " ") for page in PAGES).replace(
-        "[python3, run.py, ", "python3 run.py "
-    )
+    """The arguments of each `python3 run.py` on the page, also as a list; a backslash goes on with the next line."""
+    text = PAGE.read_text().replace("\\\n", " ").replace("[python3, run.py, ", "python3 run.py ")
     found = [re.split(r"[, ]+", rest.strip()) for rest in re.findall(r"python3 run\.py([^`\n|\"\]]+)", text)]
     return [list(words) for words in dict.fromkeys(map(tuple, found))]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.generators.derive_tt import DATA, PAGES
+from tests.generators.derive_tt import DATA, PAGE
 
 from support import CACHEWATCH, Ran, run
 
@@ -90,7 +90,7 @@ def test_with_the_profile_kernels_are_watched_and_markers_written(tmp_path, star
 
 @pytest.mark.parametrize("hang", [False, True])
 def test_the_pages_health_wait_starts_the_server_and_says_when_it_has_stalled(tmp_path, start, hang):
-    (code,) = re.findall(r"```python\n(.*?)```", PAGES[0].read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(import subprocess.*?)```", PAGE.read_text(), re.DOTALL)
     code = code.replace("--no-auth", f"--no-auth --tt-metal-home /opt --host-volume {tmp_path}/volume")
     asked = (
         f"GuardedServerController('http://127.0.0.1', {start['SERVICE_PORT']}).wait_for_healthy({3 if hang else 60}, 1)"
