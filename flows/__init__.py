@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 __all__ = [
     "CacheGeneration",
     "CacheGenerationError",
-    "CacheGenerationRun",
     "GenerationSummary",
     "check_capacity",
     "deploy_cache",
@@ -21,7 +20,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from prefect_cachewatch.flows.blocks import CacheGeneration, CacheGenerationRun
+    from prefect_cachewatch.flows.blocks import CacheGeneration
     from prefect_cachewatch.flows.capacity import check_capacity, plan_capacity
     from prefect_cachewatch.flows.deployment import deploy_cache
     from prefect_cachewatch.flows.fleet.flow import generate_fleet
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from prefect_cachewatch.flows.generation import CacheGenerationError, GenerationSummary, generate_cache
 else:
     _PLACES = {
-        "blocks": "CacheGeneration CacheGenerationRun",
+        "blocks": "CacheGeneration",
         "capacity": "check_capacity plan_capacity",
         "deployment": "deploy_cache",
         "fleet.flow": "generate_fleet",

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,18 +25,19 @@ from prefect_cachewatch.engine.events import (
     Event,
     Note,
     Output,
+    Phase,
     Published,
     Ready,
     Refused,
     Reported,
     Retry,
     Started,
+    Suspected,
 )
-from prefect_cachewatch.engine.front import AWAKE_S, Front, ToldAttempt, mourn
+from prefect_cachewatch.engine.front import Front, ToldAttempt, mourn
 from prefect_cachewatch.engine.spec import make_spec
-from prefect_cachewatch.engine.view import View
 from prefect_cachewatch.errors import GuardError, InputError
-from prefect_cachewatch.flows.telling import ContextValue, note_report, note_work
+from prefect_cachewatch.flows.context import live_view, output_streams, status_file
 from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.report.report import Report, read_report
 from prefect_cachewatch.store.policy import PublishPolicy
@@ -52,39 +51,20 @@ from prefect_cachewatch.tasks.prefect_api.artifacts import (
     publish_failure,
 )
 from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_generation_event, storage_resource
+from prefect_cachewatch.tasks.prefect_api.logs import log_output, streams_output
 from prefect_cachewatch.tasks.prefect_api.origin import this_origin, this_run
-from prefect_cachewatch.tasks.prefect_api.output_log import log_output, streams_output
 from prefect_cachewatch.tasks.prefect_api.reporter import LOG_EVERY_S, Reporter
 from prefect_cachewatch.tasks.publication import emit_published, publisher_of, verify_build
 
-# Where a command copies the generator's output to; a worker copies it nowhere.
-output_streams: ContextValue[tuple[int, int] | None] = ContextValue("output_streams", None)
-# What shows a run in a terminal; set by the command.
-live_view: ContextValue[View] = ContextValue("live_view", View())
-# The file for the fleet's table; set by a fleet's job.
-status_file: ContextValue[str | None] = ContextValue("status_file", None)
-
 _TASKS_END_S = 20.0
+_STALL_PATIENCE_S = 10.0  # for the artifacts of a stall that stops nothing: the attempt's next events wait meanwhile
 # A cancelled run is killed 30 s after SIGTERM; by then its grace period is over.
 CANCELLED_PATIENCE_S = 3.0
 
 
 def is_output_shown() -> bool:
     """Say whether a command shows the run on its terminal, so that log lines need not repeat it."""
-    # A function of this module, since serve pickles the flow by value and a context variable cannot be pickled.
     return output_streams.get() is not None
-
-
-def wait_awake(event: threading.Event, seconds: float = math.inf) -> None:
-    """Wait for an event in short pieces, in the main thread: a signal that the kernel gives to another one wakes nobody.
-
-    Args:
-        event: what is waited for.
-        seconds: the longest wait.
-    """
-    end_s = time.monotonic() + seconds
-    while (left_s := end_s - time.monotonic()) > 0 and not event.wait(min(left_s, AWAKE_S)):
-        pass
 
 
 def require_absolute(metrics: Metrics | None) -> None:
@@ -275,8 +255,13 @@ class ShownRun:
                 (self._logger.warning if fault else self._logger.info)("%s", text)
             case Output(lines=lines):
                 log_output(lines, is_shown=is_output_shown())
+            case Suspected() | Phase():
+                if self._reporter is not None:
+                    self._reporter.tell(event)
             case Reported(final=True):
                 self._report(event)
+            case Reported(report=report):
+                self._tell_stall(read_report(report))
             case Retry(why=why):
                 last = self.told.report
                 made, most = (last.attempt, last.where.attempts if last.where else None) if last else (0, None)
@@ -296,7 +281,6 @@ class ShownRun:
         """Take the slots, let the attempt begin, and start its tasks."""
         self._attempt = attempt = self._front.attempt
         assert attempt is not None
-        note_work(self._front)
         self._slots.enter_context(self._admission.slots(self._logger))  # given back during the backoff
         self._reporter = Reporter(self._job, attempt, self._logger, LOG_EVERY_S, self._resource)
         self._futures = [
@@ -304,6 +288,17 @@ class ShownRun:
             monitor_growth.with_options(task_run_name=f"monitor-{attempt.number}").submit(self._front, attempt),
         ]
         self._front.engine.go()
+
+    def _tell_stall(self, report: Report) -> None:
+        """Tell of a stall that stopped nothing."""
+        emit_generation_event("stall_reported", report.name, describe_end(report)[2], self._resource)
+        self._logger.error(report.message)
+        self._name_bundle(report)
+        publish_failure(report, self._logger, _STALL_PATIENCE_S)
+
+    def _name_bundle(self, report: Report) -> None:
+        if report.bundle is not None:
+            self._logger.info("post-mortem: cachewatch report %s", report.bundle)
 
     def _report(self, event: Reported, patience_s: float = PATIENCE_S) -> None:
         """Take in the report of an attempt, or its change by what came after it."""
@@ -313,16 +308,12 @@ class ShownRun:
             attempt is None or attempt.reported is not event
         ):  # of a run that had nothing to do, or once more, with what became of the build
             self.told.reports = [*(one for one in self.told.reports if one.attempt != report.attempt), report]
-            note_report(report, last=True)
             return
         self._close_reporter()
         self._wait_for_tasks()
         self.told.reports.append(report)
         self._admission.reports = self.told.reports
-        again = report.retry is not None and report.retry.again
-        note_report(report, last=not again and not (self._publishes and report.outcome == "completed"))
-        if report.bundle is not None:
-            self._logger.info("post-mortem: cachewatch report %s", report.bundle)
+        self._name_bundle(report)
         emit_generation_event(*describe_end(report), self._resource)
         if report.outcome == "completed":
             publish_completion(report, event.past_pauses_s, self._stall, self._logger)

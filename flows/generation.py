@@ -36,7 +36,7 @@ from prefect_cachewatch.flows.attempts import (
     require_absolute,
     start_engine,
 )
-from prefect_cachewatch.flows.telling import note_end, note_work, whom_to_tell
+from prefect_cachewatch.flows.context import live_view
 from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.report.report import Report
 from prefect_cachewatch.run.exposure import check_exposure
@@ -103,9 +103,10 @@ def generate_cache(
         profile: Profile of a known generator: its name and its parameters; job and stall take precedence.
     """
     logger = get_run_logger()
-    note_work()
+    view = live_view.get()
+    view.begin()
     outlive_readers()
-    admission, front, counted = StorageSlots(storage, job.name), None, None
+    admission, front, shown, counted = StorageSlots(storage, job.name), None, None, None
     try:
         require_absolute(metrics)
         counted = metrics
@@ -120,7 +121,6 @@ def generate_cache(
             require_directories(job)
         keyed = publish if publish is None or known is None else publish.with_key(known.key)
         front = start_engine(job, stall, stop, retry, keyed, outputs, admission.storage, metrics)
-        note_work(front)
         shown = ShownRun(front, job, stall, stop, publishes=publish is not None, admission=admission, logger=logger)
         told = shown.follow()
         if told.refused is not None:
@@ -131,18 +131,16 @@ def generate_cache(
             count_refusal(job, counted, error.message)
         state = _refused(job, error)
     except TerminationSignal:
-        if (telling := whom_to_tell.get()) is None:
+        if not is_output_shown():
             raise
         # A signal to `cachewatch generate`: Prefect would make what is raised Crashed, a fault that needs a person.
-        last = telling.report
-        telling.interrupted = telling.since_s is None
-        note_end()
+        last = shown.told.report if shown is not None else None
         ran = last is not None and last.outcome == "cancelled"
         return Cancelled(message=last.message if last and ran else "Cancelled while no generator was running.")
     finally:
         if front is not None:
             front.close()
-    note_end()
+        view.end()
     admission.record(state, logger)
     return final_state(state)
 
@@ -183,12 +181,9 @@ def _state_of(told: Told, retry: RetryPolicy, logger: AnyLogger) -> State[Any]:
         raise TerminationSignal(signal.SIGTERM)
     assert report is not None, "a run that was not cancelled before its first attempt has a report"
     if bye.outcome == "cached":
-        logger.info(bye.message)
         return Completed(name="Cached", message=bye.message, data=_summary(told, 0, report))
     if bye.outcome == "completed":
         name = "Ready" if report.ready is not None and report.ready.left_running else None
-        if report.publication is not None:
-            logger.info(bye.message)
         return Completed(name=name, message=bye.message, data=_summary(told, report.attempt, report))
     if bye.outcome == "not_published":
         logger.error(bye.message)

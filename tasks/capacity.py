@@ -10,7 +10,7 @@ from prefect.logging import get_run_logger
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.tasks.prefect_api.limits import read_limit, set_limit
+from prefect_cachewatch.tasks.prefect_api.storage_slots import read_limit, set_limit
 
 
 @task(name="set-storage-limit", cache_policy=NO_CACHE)

@@ -87,7 +87,7 @@ def monitor_growth(front: Front, attempt: ToldAttempt) -> State[Any]:
         return Completed(name="NotStarted", message="The generator was not started.")
     last, verdict = attempt.progress, attempt.verdict
     summary = describe_growth(last.bytes_present, last.files_present, last.last_file)
-    if stalls := len(attempt.stalls):
+    if stalls := attempt.stalls:
         times = "once" if stalls == 1 else f"{stalls} times"
         return Completed(name="StallReported", message=f"{summary}; it would have been stopped {times}.")
     if verdict is None:

@@ -27,7 +27,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect_cachewatch.capacity.history import RunRecord, read_run_record, run_record_json
 from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.tasks.prefect_api.artifact_requests import create_artifact
+from prefect_cachewatch.tasks.prefect_api.artifacts import create_artifact
 from prefect_cachewatch.tasks.prefect_api.origin import GENERATION_FLOW
 
 RUN_RECORD_PREFIX = "cachewatch-run-"

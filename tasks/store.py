@@ -1,4 +1,4 @@
-"""The cache store as Prefect tasks: activate, health check, roll back, list, verify, clean up; thin."""
+"""The cache store as Prefect tasks: activate, health check, roll back; thin."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
-from prefect_cachewatch.common.units import format_bytes, format_duration
+from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.run.health import HealthCheck, HealthResult, check_health
 from prefect_cachewatch.run.publishing import collect_surplus
-from prefect_cachewatch.store.builds import BuildInfo
-from prefect_cachewatch.store.collection import Collected
 from prefect_cachewatch.store.store import Activation, CacheStore
-from prefect_cachewatch.store.verify import Verdict
 from prefect_cachewatch.tasks.prefect_api.events import emit_cache_event
 
 _OPTIONS: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
@@ -90,70 +87,6 @@ def roll_back_cache(
         logger.warning("passed over: %s", skipped)
     logger.warning("rolled back from %s to %s", switched.previous, switched.build_id)
     return switched
-
-
-@task(name="list-cache-builds", **_OPTIONS)
-def list_cache(store: str, name: str) -> list[BuildInfo]:
-    """List the builds of a cache, newest first.
-
-    Args:
-        store: root of the store.
-        name: the cache.
-
-    Returns:
-        The builds with their states.
-    """
-    return CacheStore(store).list_builds(name)
-
-
-@task(name="verify-cache", **_OPTIONS)
-def verify_cache(
-    store: str, name: str, build_id: str | None = None, depth: Literal["quick", "full"] = "full"
-) -> Verdict:
-    """Verify a build against its manifest; fails if the build is not whole.
-
-    Args:
-        store: root of the store.
-        name: the cache.
-        build_id: which build; default the active one.
-        depth: names and sizes, or every digest.
-
-    Returns:
-        The verdict.
-    """
-    verdict = CacheStore(store).verify(name, build_id, depth=depth)
-    get_run_logger().info("%s", verdict.summary())
-    return verdict
-
-
-@task(name="collect-cache-builds", **_OPTIONS)
-def collect_cache(
-    store: str,
-    name: str,
-    keep: int = 3,
-    keep_quarantined: int = 3,
-    grace_s: float = 3600,
-    dry_run: bool = False,
-) -> Collected:
-    """Remove surplus builds, never one that is active, being written, or held by a reader.
-
-    Args:
-        store: root of the store.
-        name: the cache.
-        keep: whole builds that stay, the active one among them.
-        keep_quarantined: refused builds that stay.
-        grace_s: files in use less than this long ago are kept.
-        dry_run: decide only, remove nothing.
-
-    Returns:
-        The decisions and the bytes freed.
-    """
-    done = CacheStore(store).gc(name, keep=keep, keep_quarantined=keep_quarantined, grace_s=grace_s, dry_run=dry_run)
-    logger = get_run_logger()
-    logger.info("%d builds removed, %s", len(done.removed), format_bytes(done.freed_bytes))
-    for problem in done.problems:
-        logger.warning("%s", problem)
-    return done
 
 
 def remove_surplus(store: str, name: str, keep: int | None) -> None:

@@ -29,16 +29,16 @@ from prefect_cachewatch.fleet.jobs import FleetJob, FleetPlan, FleetPolicy
 from prefect_cachewatch.fleet.jobsfile import plan_of_jobs, read_jobs_file
 from prefect_cachewatch.fleet.outcome import count_rows, fleet_end
 from prefect_cachewatch.fleet.rows import JobRow
+from prefect_cachewatch.flows.context import ContextValue
 from prefect_cachewatch.flows.fleet.executor import Executor, Fleet
 from prefect_cachewatch.flows.fleet.loop import SHOWN, FleetLoop, FleetView
 from prefect_cachewatch.flows.fleet.processes import LocalExecutor
 from prefect_cachewatch.flows.fleet.workers import WorkerExecutor
 from prefect_cachewatch.flows.generation import final_state
-from prefect_cachewatch.flows.telling import ContextValue
 from prefect_cachewatch.run.delivery import describe_publication
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.tasks.prefect_api.fleet_checks import check_deployments, check_limits
-from prefect_cachewatch.tasks.prefect_api.fleet_runs import FINAL, cancel_run, children_of, completed_before, fleet_tag
+from prefect_cachewatch.tasks.prefect_api.fleet_runs import FINAL, cancel_run, children_of, fleet_tag
 from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers
 
 # What shows the fleet in a terminal while it runs; set by the command.
@@ -51,7 +51,7 @@ class JobResult(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     name: str = Field(description="Name of the job.")
-    state: str = Field(description="Final state's name; Cached or Skipped where there was nothing to do.")
+    state: str = Field(description="Final state's name; Cached where there was nothing to do.")
     bytes_present: int | None = Field(description="Size of the cache, where it is known.")
     run_id: str | None = Field(description="Its flow run; null where none was started.")
 
@@ -92,10 +92,10 @@ def generate_fleet(
 
     Args:
         jobs: A jobs.yaml on the machine that runs the fleet, or the jobs themselves.
-        name: Name of the fleet, for its table and for resuming; default what the file says, else the file's name.
+        name: Name of the fleet, for its table; default what the file says, else the file's name.
         deployment: Deployment that runs the jobs which name none, as flow/name; without any they run on the fleet's own
             host, each in a process of its own.
-        policy: Parallelism, failures, missing limits, resuming; what is set here goes before the file's.
+        policy: Parallelism, failures, missing limits; what is set here goes before the file's.
     """
     logger = get_run_logger()
     outlive_readers()
@@ -123,7 +123,7 @@ def _run_fleet(
         check_host(jobs)
     unprotected = check_limits(client, jobs, plan.policy, logger)
     jobs = [job.model_copy(update={"storage": None}) if job.storage_name in unprotected else job for job in jobs]
-    # A later run of this fleet finds this one by the tag.
+    # By the tag people find the runs of a fleet and of its jobs.
     client.update_flow_run(run_id, name=plan.name, tags=[*{*context.flow_run.tags, fleet_tag(plan.name)}])
     files = stack.enter_context(contextlib.closing(Aside.spawn()))
     held = stack.enter_context(contextlib.closing(open_run_directory(files, plan.name, str(run_id), "fleets")))
@@ -134,9 +134,6 @@ def _run_fleet(
     if not over_workers:
         # Workers may mount another store at the same path: each job's own run looks for its cache.
         _skip_whole(loop, jobs)
-    if plan.policy.resume:
-        _skip_completed(loop, fleet, jobs, over_workers, logger)
-    if not over_workers:
         logger.info("The jobs' own output goes to %s", fleet.directory)
     rows = loop.drive()
     end = fleet_end(plan.name, rows)
@@ -154,24 +151,6 @@ def _skip_whole(loop: FleetLoop, jobs: Sequence[FleetJob]) -> None:
     for name, found in whole_caches(jobs).items():
         cause = describe_publication(name, found)
         loop.skip(name, JobRow(name, "Cached", "done", bytes_present=found.total_bytes, cause=cause))
-
-
-def _skip_completed(
-    loop: FleetLoop, fleet: Fleet, jobs: Sequence[FleetJob], over_workers: bool, logger: AnyLogger
-) -> None:
-    """Leave out jobs without a store that an earlier run completed, if their cache is still there."""
-    names = {job.digest: job.name for job in jobs if job.publish is None}
-    completed = completed_before(fleet.client, fleet.name, generate_fleet.name, list(names))
-    done = [job for job in jobs if job.digest in completed and job.publish is None]
-    missing = _gone(done, fleet.files, over_workers, logger)
-    for digest, run in completed.items():
-        if names[digest] in missing:
-            continue
-        ended = run.end_time.strftime("%Y-%m-%d %H:%M") if run.end_time else "earlier"
-        cause = (
-            f"completed {ended} UTC by an unfinished run of this fleet; without a store nothing says it is still whole"
-        )
-        loop.skip(names[digest], JobRow(names[digest], "Skipped", "done", cause=cause, run_id=str(run.id)))
 
 
 def _gone(done: Sequence[FleetJob], files: Files, over_workers: bool, logger: AnyLogger) -> Collection[str]:

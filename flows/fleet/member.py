@@ -19,7 +19,7 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled
 
-from prefect_cachewatch.flows.attempts import status_file
+from prefect_cachewatch.flows.context import status_file
 from prefect_cachewatch.flows.generation import generate_cache
 
 ENTRYPOINT = "prefect_cachewatch.flows.fleet.member.generate_member"

@@ -6,12 +6,17 @@ and the report is on disk in any case.
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from logging import Logger, LoggerAdapter
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactCreate
+from prefect.utilities.context import get_task_and_flow_run_ids
 
 from prefect_cachewatch.common.text import for_markdown, slugify
 from prefect_cachewatch.common.units import format_bytes, format_duration
@@ -29,25 +34,50 @@ from prefect_cachewatch.report.sections import (
     sections,
 )
 from prefect_cachewatch.run.history import enough_window_s
-from prefect_cachewatch.tasks.prefect_api.artifact_requests import create_artifact
 from prefect_cachewatch.watching.stall import effective_poll_s
 
 PATIENCE_S = 120.0
 AnyLogger = Logger | LoggerAdapter[Any]
+Data = str | float | Sequence[Mapping[str, Any]]
 
 
-def tell_failure(report: Report, logger: AnyLogger, patience_s: float = PATIENCE_S) -> None:
-    """Log an attempt that did not complete, or a stall of one that goes on, and publish its artifacts.
+def create_artifact(kind: Literal["markdown", "table", "progress"], key: str, data: Data, description: str) -> UUID:
+    """Create an artifact of the run that this is called in, the newest version of its key.
 
     Args:
-        report: its report.
-        logger: the run's logger.
-        patience_s: seconds for which an unreachable server is tried.
+        kind: as Prefect names it.
+        key: small letters, digits and dashes.
+        data: Markdown, per cent, or the rows of a table.
+        description: Markdown.
+
+    Returns:
+        Its id.
     """
-    logger.error(report.message)
-    if report.bundle is not None:
-        logger.info("post-mortem: cachewatch report %s", report.bundle)
-    publish_failure(report, logger, patience_s)
+    task_run_id, flow_run_id = get_task_and_flow_run_ids()
+    made = ArtifactCreate(
+        type=kind,
+        key=key,
+        data=_stored(data),
+        description=description,
+        task_run_id=task_run_id,
+        flow_run_id=flow_run_id,
+    )
+    return get_client(sync_client=True).create_artifact(made).id
+
+
+def update_artifact(artifact_id: UUID, data: Data, description: str) -> None:
+    """Change an artifact in place; data and description as for `create_artifact`.
+
+    The client's own function would send all of it a second time, as an event: in a run of hours, progress alone would fill
+    the tables of events.
+    """
+    body = {"data": _stored(data), "description": description}
+    client = get_client(sync_client=True)
+    client.request("PATCH", "/artifacts/{id}", path_params={"id": artifact_id}, json=body).raise_for_status()
+
+
+def _stored(data: Data) -> str | float:
+    return data if isinstance(data, str | float) else json.dumps(data)
 
 
 def publish_failure(report: Report, logger: AnyLogger, patience_s: float = PATIENCE_S) -> list[str]:

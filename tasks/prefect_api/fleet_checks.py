@@ -17,8 +17,7 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.fleet.jobs import FleetJob, FleetPolicy
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
-from prefect_cachewatch.tasks.prefect_api.limits import read_limit
-from prefect_cachewatch.tasks.prefect_api.storage_slots import require_limit
+from prefect_cachewatch.tasks.prefect_api.storage_slots import read_limit, require_limit
 
 if TYPE_CHECKING:
     from prefect.client.schemas.responses import DeploymentResponse

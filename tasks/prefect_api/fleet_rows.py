@@ -18,8 +18,7 @@ from prefect_cachewatch.capacity.history import RunRecord
 from prefect_cachewatch.common.text import slugify
 from prefect_cachewatch.fleet.outcome import describe_fleet, table_rows
 from prefect_cachewatch.fleet.rows import JobRow, kind_of
-from prefect_cachewatch.tasks.prefect_api.artifact_requests import create_artifact, update_artifact
-from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
+from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger, create_artifact, update_artifact
 
 
 class FleetTable:

@@ -10,15 +10,11 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
-    FlowFilter,
-    FlowFilterName,
     FlowRunFilter,
     FlowRunFilterId,
     FlowRunFilterParentFlowRunId,
-    FlowRunFilterStartTime,
     FlowRunFilterState,
     FlowRunFilterStateType,
-    FlowRunFilterTags,
 )
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
@@ -85,47 +81,13 @@ def children_of(
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(types))) if types else None,
         id=FlowRunFilterId(not_any_=list(known)) if known else None,
     )
-    # Sorted by id: pages sorted by a time that several runs share may repeat one run and omit another.
-    runs = _all_pages(client, wanted, FlowRunSort.ID_DESC)
-    return sorted(runs, key=lambda run: run.created.timestamp() if run.created else 0.0)
-
-
-def completed_before(
-    client: SyncPrefectClient, fleet: str, flow_name: str, digests: Sequence[str]
-) -> dict[str, FlowRun]:
-    """Find the jobs that an earlier run of the fleet completed, since the last run that completed all of them.
-
-    Args:
-        client: client of Prefect's API.
-        fleet: name of the fleet.
-        flow_name: name of the fleet's flow.
-        digests: digests of the jobs in question.
-
-    Returns:
-        Digest to the newest completed run.
-    """
-    whole = client.read_flow_runs(
-        flow_filter=FlowFilter(name=FlowFilterName(any_=[flow_name])),
-        flow_run_filter=FlowRunFilter(
-            tags=FlowRunFilterTags(all_=[fleet_tag(fleet)]),
-            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.COMPLETED])),
-        ),
-        sort=FlowRunSort.END_TIME_DESC,
-        limit=1,
-    )
-    since = whole[0].end_time if whole else None
-    wanted = FlowRunFilter(
-        tags=FlowRunFilterTags(all_=[fleet_tag(fleet)]),
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.COMPLETED])),
-        start_time=FlowRunFilterStartTime.model_validate({"after_": since}) if since else None,
-    )
-    found: dict[str, FlowRun] = {}
-    asked = {job_tag(digest): digest for digest in digests}
-    for run in _all_pages(client, wanted, FlowRunSort.END_TIME_DESC):
-        for tag in run.tags:
-            if tag in asked:
-                found.setdefault(asked[tag], run)
-    return found
+    runs: list[FlowRun] = []
+    while True:
+        # Sorted by id: pages sorted by a time that several runs share may repeat one run and omit another.
+        page = client.read_flow_runs(flow_run_filter=wanted, sort=FlowRunSort.ID_DESC, limit=_PAGE, offset=len(runs))
+        runs += page
+        if len(page) < _PAGE:
+            return sorted(runs, key=lambda run: run.created.timestamp() if run.created else 0.0)
 
 
 def cancel_run(client: SyncPrefectClient, run_id: UUID) -> None:
@@ -136,12 +98,3 @@ def cancel_run(client: SyncPrefectClient, run_id: UUID) -> None:
         run_id: id of the run.
     """
     client.set_flow_run_state(run_id, Cancelling(message="The fleet stops this run."))
-
-
-def _all_pages(client: SyncPrefectClient, wanted: FlowRunFilter, sort: FlowRunSort) -> list[FlowRun]:
-    runs: list[FlowRun] = []
-    while True:
-        page = client.read_flow_runs(flow_run_filter=wanted, sort=sort, limit=_PAGE, offset=len(runs))
-        runs += page
-        if len(page) < _PAGE:
-            return runs

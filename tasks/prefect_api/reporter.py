@@ -14,11 +14,10 @@ from uuid import UUID
 from prefect_cachewatch.common.text import for_markdown, slugify
 from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
 from prefect_cachewatch.config import CacheJob
+from prefect_cachewatch.engine.events import Phase, Suspected
 from prefect_cachewatch.engine.front import ToldAttempt
-from prefect_cachewatch.report.report import read_report
-from prefect_cachewatch.tasks.prefect_api.artifact_requests import create_artifact, update_artifact
-from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger, tell_failure
-from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_generation_event, emit_run_event
+from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger, create_artifact, update_artifact
+from prefect_cachewatch.tasks.prefect_api.events import emit_generation_event, emit_run_event
 
 # At most 5 requests a minute in all: one batch of logs per tick, and one request for the progress artifact; after half
 # an hour 2 a minute where the generator prints nothing.
@@ -30,7 +29,6 @@ _UNHURRIED_S, _MOST_TIMES = 600.0, 3.0
 EVENT_EVERY_S = 60.0
 _TICK_S = 1.0
 _FIRST_PROGRESS_S = 5.0
-_STALL_PATIENCE_S = 10.0
 
 
 def times_as_long(elapsed_s: float) -> float:
@@ -65,7 +63,6 @@ class Reporter:
         self._job, self._attempt, self._logger, self._storage = job, attempt, logger, storage
         self._log_every_s = log_every_s
         self._stop = threading.Event()
-        self._suspicions_seen = self._phases_seen = self._stalls_seen = 0
         self._sampled_s = -1.0
         self._artifact: UUID | None = None
         # A plain thread has no run logger and no run context: it gets those of the calling thread.
@@ -73,8 +70,22 @@ class Reporter:
         self._thread = threading.Thread(target=context.run, args=(self._run,), name="cachewatch-reporter", daemon=True)
 
     def start(self) -> None:
-        """Start reporting, once the generator runs."""
+        """Say that the generator runs, and report from now on."""
+        command = self._job.container.image if self._job.container else self._job.command[0]
+        self._emit("started", {"command": command, "expected_bytes": self._expected_bytes})
+        self._sample()
         self._thread.start()
+
+    def tell(self, event: Suspected | Phase) -> None:
+        """Tell of a suspicion, or of the phase that a server's start has come to."""
+        match event:
+            case Suspected(message=message):
+                self._logger.warning("suspected stall: %s", message)
+                self._emit("suspected", {**self._numbers(), "message": message})
+            case Phase(phase=phase, why=why):
+                self._logger.info("%s: %s", "warm-up begins" if phase == "warm_up" else "writing", why)
+                if phase == "warm_up":
+                    self._emit("warming_up", {**self._numbers(), "message": why})
 
     def close(self, timeout_s: float = 0.5) -> None:
         """Stop reporting; a thread that hangs in the API is left behind.
@@ -84,18 +95,13 @@ class Reporter:
         """
         self._stop.set()
         if self._thread.is_alive():
-            all_told = self._stalls_seen == len(self._attempt.stalls)
-            self._thread.join(timeout_s if all_told else _STALL_PATIENCE_S)
+            self._thread.join(timeout_s)
 
     @property
     def _expected_bytes(self) -> int | None:
         return self._attempt.started.expected_bytes if self._attempt.started is not None else None
 
     def _run(self) -> None:
-        job = self._job
-        command = job.container.image if job.container else job.command[0]
-        self._emit("started", {"command": command, "expected_bytes": self._expected_bytes})
-        self._sample()
         now_s = time.monotonic()
         next_line_s = now_s + self._log_every_s
         next_progress_s, next_event_s = now_s + min(_FIRST_PROGRESS_S, self._log_every_s), now_s + EVENT_EVERY_S
@@ -105,9 +111,6 @@ class Reporter:
             now_s = time.monotonic()
             elapsed_s = now_s - self._attempt.began_s
             try:
-                self._suspicions()
-                self._phases()
-                self._tell_stalls()
                 if now_s >= next_event_s and not ended:
                     next_event_s = now_s + EVENT_EVERY_S
                     self._emit("progress", self._numbers())
@@ -129,26 +132,6 @@ class Reporter:
         if last.at_s != self._sampled_s:
             self._sampled_s = last.at_s
             emit_run_event("sampled", {"attempt": self._attempt.number, "bytes_present": last.bytes_present})
-
-    def _suspicions(self) -> None:
-        for suspicion in self._attempt.suspicions[self._suspicions_seen :]:
-            self._suspicions_seen += 1
-            self._logger.warning("suspected stall: %s", suspicion.message)
-            self._emit("suspected", {**self._numbers(), "message": suspicion.message})
-
-    def _tell_stalls(self) -> None:
-        for found in self._attempt.stalls[self._stalls_seen :]:
-            report = read_report(found)
-            emit_generation_event("stall_reported", report.name, describe_end(report)[2], self._storage)
-            tell_failure(report, self._logger, _STALL_PATIENCE_S)
-            self._stalls_seen += 1
-
-    def _phases(self) -> None:
-        for change in self._attempt.phases[self._phases_seen :]:
-            self._phases_seen += 1
-            self._logger.info("%s: %s", "warm-up begins" if change.phase == "warm_up" else "writing", change.why)
-            if change.phase == "warm_up":
-                self._emit("warming_up", {**self._numbers(), "message": change.why})
 
     def _emit(self, kind: str, payload: dict[str, Any]) -> None:
         emit_generation_event(kind, self._job.name, {"attempt": self._attempt.number, **payload}, self._storage)

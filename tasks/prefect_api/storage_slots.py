@@ -15,17 +15,19 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 from uuid import UUID
 
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
+from prefect.exceptions import ObjectNotFound
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.tasks.prefect_api.limits import read_limit
 from prefect_cachewatch.tasks.prefect_api.outage import ask_patiently, is_outage
 
 if TYPE_CHECKING:
@@ -62,6 +64,25 @@ def slot_lease_s() -> float:
     if not _LEASES_S[0] <= lease_s <= _LEASES_S[1]:
         raise InputError(f"{_LEASE_VARIABLE} is {for_terminal(word, 40)!r}: give seconds from 60 to 86400")
     return lease_s
+
+
+def read_limit(client: SyncPrefectClient, name: str) -> GlobalConcurrencyLimitResponse | None:
+    """Return a limit; None if there is none of that name."""
+    try:
+        return client.read_global_concurrency_limit_by_name(
+            quote(name, safe="")
+        )  # Prefect puts it into a path as it is
+    except ObjectNotFound:
+        return None
+
+
+def set_limit(client: SyncPrefectClient, limit: GlobalConcurrencyLimitResponse, slots: int) -> None:
+    """Set the slots of a limit that was read; one that was made anew under its name is another one.
+
+    Raises:
+        ObjectNotFound: it is gone.
+    """
+    client.update_global_concurrency_limit(str(limit.id), GlobalConcurrencyLimitUpdate(limit=slots))
 
 
 @contextmanager

@@ -166,6 +166,7 @@ def test_the_follow_up_of_another_pool_is_named_on_the_command(deployed: Server)
             ["follow-up", "--run", "nightly"],
             "a deployment is named FLOW/NAME, for example follow-up-stall/follow-up-stall, and not nightly",
         ),
+        (["missed", "--deployment", "nightly"], "a deployment is named FLOW/NAME"),
         (["follow-up", "--run", "a/b"], "there is no deployment a/b: prefect deploy --prefect-file prefect.yaml"),
     ],
 )

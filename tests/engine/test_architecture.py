@@ -87,6 +87,16 @@ def test_the_engine_knows_no_prefect():
     assert {module for module in engine if "prefect" in {top(name) for name in imports(module)}} == set()
 
 
+def test_of_prefect_only_what_is_public_is_imported():
+    private = {
+        f"{module} imports {name}"
+        for module in modules()
+        for name in imports(module)
+        if name.startswith("prefect.server") or (top(name) == "prefect" and "._" in name)
+    }
+    assert private == set()
+
+
 def test_exec_loads_the_standard_library_alone():
     code = f"import sys; sys.path.append({str(TREES[PACKAGE].parent)!r}); import prefect_cachewatch.cli.exec; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)

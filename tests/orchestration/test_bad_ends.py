@@ -13,7 +13,7 @@ from prefect.server.events.schemas.automations import EventTrigger
 from prefect.server.events.schemas.events import ReceivedEvent
 from prefect.server.utilities.user_templates import render_user_template_sync
 
-from prefect_cachewatch.cli.automation_files import read_automations
+from prefect_cachewatch.cli.automations import read_automations
 from prefect_cachewatch.evidence.causes import Cause
 from prefect_cachewatch.report.headline import make_headline
 from prefect_cachewatch.report.report import GrowthReport, Report, StallReport

@@ -204,30 +204,6 @@ def test_a_fleet_in_its_own_host_ends_whole_and_a_second_one_has_nothing_to_do(w
     assert {row["bytes"] for row in table(workers, third)[:-1]} == {"146 KiB"}
 
 
-def test_without_a_store_a_fleet_resumes_by_the_runs_that_prefect_knows(workers: Server, tmp_path: Path) -> None:
-    tag, mended = new_tag(), tmp_path / "mended"
-    broken = f"import os, sys\nif not os.path.exists({str(mended)!r}): sys.exit(4)\n" + GROWS
-    path = write_jobs(tmp_path, tag, [job("a", tag, tmp_path), job("b", tag, tmp_path, broken)])
-    assert run_fleet(workers, path)["state_name"] == "PartlyFailed"
-    mended.touch()
-    resumed = run_fleet(workers, path, policy={"resume": True})
-    assert resumed["state_type"] == "COMPLETED", resumed["state"]["message"]
-    assert list(children(workers, resumed["id"])) == ["b"]
-    skipped = table(workers, resumed)[0]
-    assert skipped["state"] == "Skipped" and skipped["cause"].endswith("without a store nothing says it is still whole")
-    # The record alone is not trusted: what is not there any more is generated again.
-    mended.unlink()
-    assert run_fleet(workers, path)["state_name"] == "PartlyFailed"
-    mended.touch()
-    gone = tmp_path / "a"
-    shutil.rmtree(gone)
-    resumed = run_fleet(workers, path, policy={"resume": True})
-    assert resumed["state_type"] == "COMPLETED" and "from before" not in resumed["state"]["message"]
-    assert sorted(children(workers, resumed["id"])) == ["a", "b"] and any(gone.iterdir())
-    # That one was whole: the next begins anew, as every one does that is not told to resume.
-    assert sorted(children(workers, run_fleet(workers, path, policy={"resume": True})["id"])) == ["a", "b"]
-
-
 @pytest.mark.parametrize("deployment", mostly_apart([None, "generate-cache/one"], ["generate-cache/one"]))
 def test_fail_fast_stops_what_runs_and_starts_no_more(workers: Server, tmp_path: Path, deployment: str | None) -> None:
     tag = new_tag()

@@ -16,7 +16,7 @@ from tests.support import eventually
 
 from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.flows.generation import generate_cache
-from prefect_cachewatch.tasks.prefect_api.output_log import OUTPUT_LOGGER
+from prefect_cachewatch.tasks.prefect_api.logs import OUTPUT_LOGGER
 
 pytestmark = pytest.mark.usefixtures("prefect_harness")
 

@@ -62,20 +62,11 @@ def without_prefect() -> Report:
 
 
 def by_block() -> GenerationSummary | None:
-    block = CacheGeneration(job=job, stall=stall, retry=retry)
-    run = block.trigger()
     try:
-        run.wait_for_completion()
+        return CacheGeneration(job=job, stall=stall, retry=retry).run()
     except CacheGenerationError as error:
-        print(error.data["state"], run.report.bundle if run.report else None)
+        print(error.data["state"])
         return None
-    return run.fetch_result()
-
-
-async def by_block_in_async_code() -> GenerationSummary:
-    run = await CacheGeneration(job=job).atrigger()
-    await run.await_for_completion()
-    return await run.afetch_result()
 
 
 def in_a_notebook() -> float:

@@ -19,6 +19,7 @@ from prefect_cachewatch.cli.doctor_checks import (
     check_kernel,
     check_leftovers,
     check_limits,
+    check_prefect,
     check_ptrace,
     check_py_spy,
     check_state,
@@ -63,8 +64,8 @@ def command(
 ) -> int:
     """Say what a run would find here, what is missing, which feature that costs, and what to do.
 
-    No look takes longer than 10 s, whatever hangs. In a cache directory it makes one empty file, renames it
-    and removes it; nothing stays. Processes and containers of runs whose guards have died are stopped, as at
+    No look takes longer than 10 s, whatever hangs. In a cache directory it makes an empty file and a link, and removes
+    them; nothing stays. Processes and containers of runs whose guards have died are stopped, as at
     the start of each run.
     """
     settings = profile_from({"profile": profile})
@@ -88,7 +89,7 @@ def examine(files: Files, directories: Sequence[str], *, with_prefect: bool) -> 
         directories: cache directories, looked at too.
         with_prefect: whether Prefect is looked at.
     """
-    checks = [check_kernel(), check_limits(files)]
+    checks = [check_kernel(), check_limits()]
     if (here := check_working_directory(files)) is not None:
         checks.append(here)  # relative paths lead nowhere, and Prefect reads its settings there
     else:
@@ -98,14 +99,8 @@ def examine(files: Files, directories: Sequence[str], *, with_prefect: bool) -> 
             checks += check_directory(files, directory)
         if with_prefect:
             home = check_home(files)
-            checks.append(_check_prefect(home) if home.state == "ok" else home)
+            checks.append(check_prefect(str(home.facts["path"]), _API_S) if home.state == "ok" else home)
     return [*checks, check_ptrace(files), check_py_spy(files), check_engine()]
-
-
-def _check_prefect(home: Check) -> Check:
-    from prefect_cachewatch.cli.doctor_prefect import check_prefect  # noqa: PLC0415 - only now that its home answers
-
-    return check_prefect(str(home.facts["path"]), _API_S)
 
 
 def render(checks: Sequence[Check]) -> list[str]:

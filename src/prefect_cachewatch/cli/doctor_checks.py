@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import resource
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from prefect_cachewatch.cli.api import api_url, check_api, fault_of_address, with_end
 from prefect_cachewatch.common.aside import AHEAD_S, Files
 from prefect_cachewatch.common.directories import FileRefused, open_own_directory, state_directory
+from prefect_cachewatch.common.secrets import redact
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_count
 from prefect_cachewatch.common.within import within
@@ -26,9 +30,8 @@ from prefect_cachewatch.supervise.janitor import clear_leftovers, describe_lefto
 
 _ENGINE_S = 3.0
 _ROOM_BYTES = 1 << 16
-# `cachewatch exec` starts with 24 descriptors and does not with 16; its own processes are about ten.
-_FILES_LEAST, _FILES_FEW = 32, 256
-_PROCESSES_LEAST, _PROCESSES_FEW = 16, 64
+_FILES_LEAST, _FILES_FEW = 32, 256  # `cachewatch exec` starts with 24 descriptors and does not with 16
+_GENERATE = "generate, fleet and deployed flows (exec and watch do without)"
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 
 
@@ -136,57 +139,27 @@ def _ping_first(candidates: Sequence[str], patience_s: float) -> tuple[str | Non
     return None, for_terminal(reasons[0], 200)
 
 
-def check_limits(files: Files) -> Check:
-    """Check how many files and processes this user may have."""
-    open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    processes = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    used = 0
-    if processes != resource.RLIM_INFINITY and os.geteuid() != 0:  # root has no limit of processes
-        with contextlib.suppress(OSError):
-            used = files.run(_count_tasks, os.geteuid(), timeout_s=AHEAD_S)
-        return judge_limits(open_files, max(0, processes - used))
-    return judge_limits(open_files, None)
+def check_limits() -> Check:
+    """Check how many files a process may have open."""
+    return judge_limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
-def judge_limits(open_files: int, processes_left: int | None) -> Check:
-    """Judge the limits.
-
-    Args:
-        open_files: a process may have; -1 for any number.
-        processes_left: how many more the user may start; None for any number.
+def judge_limits(open_files: int) -> Check:
+    """Judge the limit of open files; -1 for any number.
 
     Example:
-        >>> judge_limits(1024, None).found
-        '1,024 open files, any number of processes'
+        >>> judge_limits(1024).found
+        '1,024 open files'
     """
-    files_left = None if open_files == resource.RLIM_INFINITY else open_files
-    named = [
-        "any number of open files" if files_left is None else f"{files_left:,} open files",
-        "any number of processes" if processes_left is None else f"{processes_left:,} more processes",
-    ]
-    facts = {"open_files": files_left, "processes_left": processes_left}
-    rows = [
-        (files_left, _FILES_LEAST, _FILES_FEW, "-n (LimitNOFILE=)"),
-        (processes_left, _PROCESSES_LEAST, _PROCESSES_FEW, "-u (TasksMax=, LimitNPROC=)"),
-    ]
-    state: Literal["ok", "warning", "missing"] = "ok"
-    advice = []
-    for left, least, few, limit in rows:
-        if left is not None and left < few:
-            state = "missing" if left < least or state == "missing" else "warning"
-            advice.append(f"raise ulimit {limit}, to {few} or more")
-    costs = {"ok": "", "warning": "runs with many outputs or attempts", "missing": "every run"}[state]
-    return Check("limits", state, ", ".join(named), costs, "; ".join(advice), facts)
-
-
-def _count_tasks(uid: int) -> int:
-    """Count the threads of a user's processes, as the kernel does for the limit."""
-    tasks = 0
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError):  # it has just ended
-                tasks += len(os.listdir(f"/proc/{name}/task")) if os.stat(f"/proc/{name}").st_uid == uid else 0
-    return tasks
+    if open_files == resource.RLIM_INFINITY:
+        return Check("limits", "ok", "any number of open files", facts={"open_files": None})
+    found, facts = f"{open_files:,} open files", {"open_files": open_files}
+    if open_files >= _FILES_FEW:
+        return Check("limits", "ok", found, facts=facts)
+    advice = f"raise ulimit -n (LimitNOFILE=), to {_FILES_FEW} or more"
+    if open_files < _FILES_LEAST:
+        return Check("limits", "missing", found, "every run", advice, facts)
+    return Check("limits", "warning", found, "runs with many outputs or attempts", advice, facts)
 
 
 def check_state(files: Files) -> Check:
@@ -263,3 +236,79 @@ def check_working_directory(files: Files) -> Check | None:
     else:
         return None
     return Check("here", "missing", f"the working directory {why}", "every run", f"{advice}; change to another one")
+
+
+def check_prefect(home: str, patience_s: float) -> Check:
+    """Check that the configured Prefect API answers, and compare its version with the client's.
+
+    Args:
+        home: of Prefect, which answers.
+        patience_s: the longest wait for each request.
+    """
+    with _home_left_alone(home):
+        try:
+            url = api_url()
+            return _check_address(url, patience_s)
+        except Exception as error:  # noqa: BLE001 - Prefect refuses its settings, in one of many ways
+            said = for_terminal(redact(" ".join(str(error).split())), 200)
+    return Check("Prefect", "missing", f"refuses its settings: {said}", _GENERATE, "correct the PREFECT_ variables")
+
+
+def _check_address(url: str, patience_s: float) -> Check:
+    import prefect  # noqa: PLC0415 - takes seconds, and is loaded when its home is known to answer
+
+    facts: dict[str, Any] = {"url": url, "client": prefect.__version__}
+    if not url:
+        said = f"{prefect.__version__}, no PREFECT_API_URL: a temporary server is started"
+        return Check("Prefect", "ok", said, facts=facts)
+    if fault := fault_of_address(url):
+        return Check("Prefect", "missing", fault, _GENERATE, facts=facts)
+    try:
+        server = check_api(patience_s)
+    except InputError as error:
+        advice = f"an address ends with /api: try {with_end(url)}" if with_end(url) != url else ""
+        return Check("Prefect", "missing", error.message, _GENERATE, advice, facts)
+    facts["server"] = server
+    return compare_versions(prefect.__version__, server, facts)
+
+
+def compare_versions(client: str, server: str, facts: Mapping[str, Any]) -> Check:
+    """Compare versions of Prefect.
+
+    Args:
+        client: of this installation.
+        server: of the API; empty for Prefect Cloud, which takes every client.
+        facts: with the address of the API as `url`.
+
+    Example:
+        >>> compare_versions("3.8.8", "3.7.5", {"url": "http://h/api"}).state
+        'warning'
+    """
+    said = f"{client}, {facts['url']} answers" + (f" with {server}" if server else "")
+    ours, theirs = ([int(part) for part in re.findall(r"\d+", version)[:3]] for version in (client, server))
+    if not theirs or (theirs >= ours and theirs[0] == ours[0]):
+        return Check("Prefect", "ok", said, facts=facts)
+    if theirs[0] != ours[0]:
+        return Check(
+            "Prefect", "missing", said, _GENERATE, f"install Prefect {theirs[0]} here, or upgrade the server", facts
+        )
+    costs = "what is newer in the client, perhaps: the server is older"
+    return Check("Prefect", "warning", said, costs, f"upgrade the server to {client}", facts)
+
+
+@contextlib.contextmanager
+def _home_left_alone(home: str) -> Iterator[None]:
+    """Let Prefect make no home: where there is none, it gets a place where none can be made while it is asked."""
+    if Path(home).exists():
+        yield
+        return
+    before = os.environ.get("PREFECT_HOME")
+    os.environ["PREFECT_HOME"] = f"{os.devnull}/none"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Prefect's, that it could not make its home
+            yield
+    finally:
+        os.environ.pop("PREFECT_HOME")
+        if before is not None:
+            os.environ["PREFECT_HOME"] = before

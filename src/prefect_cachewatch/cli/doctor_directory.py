@@ -1,17 +1,12 @@
 """What `cachewatch doctor` finds out about a cache directory: whether it takes files, and how its file system behaves.
 
-`examine` runs in a helper process. It writes one empty file of a name of its own, and removes it.
+`examine` runs in a helper process. What it makes to try the file system, it removes.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
-import tempfile
-import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +14,7 @@ from prefect_cachewatch.cli.doctor_checks import Check
 from prefect_cachewatch.common.aside import AHEAD_S, Files
 from prefect_cachewatch.common.mounts import mount_of, read_mounts
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.units import format_bytes, format_duration
+from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.measure.space import look_at_storage
 from prefect_cachewatch.run.places import try_to_write
@@ -27,10 +22,7 @@ from prefect_cachewatch.store.layout import find_lacking
 from prefect_cachewatch.watching.refusal import find_refusal
 from prefect_cachewatch.watching.site import CacheDirectories
 
-PREFIX = ".cachewatch-doctor-"
 _LEAST_BYTES = 1 << 20
-_LISTED_MAX = 10_000
-_SLOW_S, _SKEW_S = 1.0, 2.0
 _EVERY = "every run there"
 
 
@@ -77,61 +69,22 @@ def examine(path: str) -> dict[str, Any]:
         path: absolute.
 
     Returns:
-        Its storage and, if it is a directory that this user may write to, how it behaves.
+        Its storage, and what a store would lack there.
 
     Raises:
-        OSError: it does not exist, and cannot be made either.
+        OSError: it cannot be written to, or be made.
     """
     resolved = os.path.realpath(path)
-    missing = not os.path.lexists(resolved)
-    if missing:
+    missing, lacking = not os.path.lexists(resolved), None
+    if missing or os.path.isdir(resolved):
         try_to_write(resolved, 0)
-        while not os.path.lexists(resolved):
-            resolved = os.path.dirname(resolved)
+    if not missing and os.path.isdir(resolved):
+        lacking = find_lacking(resolved)
+    while not os.path.lexists(resolved):
+        resolved = os.path.dirname(resolved)
     mount = mount_of(resolved, read_mounts())
-    facts: dict[str, Any] = {
-        "missing": missing,
-        "filesystem": mount.type if mount else "unknown",
-        **look_at_storage([resolved])[0],
-    }
-    if os.path.isdir(resolved) and not missing and os.access(resolved, os.R_OK | os.X_OK):
-        facts |= _list(resolved)
-        if os.access(resolved, os.W_OK):
-            facts |= _try_file(resolved)
-    return facts
-
-
-def _list(path: str) -> dict[str, Any]:
-    began_s = time.monotonic()
-    names = 0
-    with os.scandir(path) as entries:
-        for entry in itertools.islice(entries, _LISTED_MAX):
-            with contextlib.suppress(FileNotFoundError):
-                entry.stat(follow_symlinks=False)
-            names += 1
-    return {"listed": names, "list_s": time.monotonic() - began_s}
-
-
-def _try_file(path: str) -> dict[str, Any]:
-    """Make an empty file and remove it: which clock dates it."""
-    before_s = time.time()
-    try:
-        fd, name = tempfile.mkstemp(prefix=PREFIX, dir=path)
-    except OSError as error:
-        return {"refused": error.strerror}
-    try:
-        first = os.fstat(fd)
-        after_s = time.time()
-        os.close(fd)
-    except OSError as error:
-        return {"refused": error.strerror}
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-    # A file's date is that of the last tick, so up to 10 ms old.
-    late_s, early_s = first.st_ctime - after_s, first.st_ctime - before_s + 0.02
-    lacking = {"store": said} if (said := find_lacking(path)) is not None else {}
-    return lacking | {"clock_ahead_s": round(max(0.0, late_s) + min(0.0, early_s), 3)}
+    storage = look_at_storage([resolved])[0]
+    return {"missing": missing, "filesystem": mount.type if mount else "unknown", "store": lacking, **storage}
 
 
 def judge(path: str, facts: Mapping[str, Any]) -> list[Check]:
@@ -147,32 +100,10 @@ def judge(path: str, facts: Mapping[str, Any]) -> list[Check]:
     full = find_refusal([path], [facts], [facts], _LEAST_BYTES)
     if full is not None:
         return [Check("cache", "missing", full.text, _EVERY, "make room first", facts)]
-    if facts["read_only"] or "refused" in facts:
-        why = "its file system is read-only" if facts["read_only"] else facts["refused"]
-        said = f"{shown} cannot be written to: {why}"
-        return [Check("cache", "missing", said, _EVERY, "make it writable, or name another", facts)]
     inodes = "" if facts["free_inodes"] is None else f" and {facts['free_inodes']:,} inodes"
     made = ", is made by the run" if facts["missing"] else ""
     said = f"{shown}{made}: {facts['filesystem']}, {format_bytes(facts['free_bytes'])}{inodes} free"
     whole = Check("cache", "ok", said, facts=facts)
-    more = _behaviour(facts)
-    if more or facts["missing"]:
-        return [whole, *more]
-    seen = f"; {facts['listed']:,} names in {facts['list_s'] * 1000:.0f} ms, inodes stay, clock agrees"
-    return [replace(whole, found=said + seen)]
-
-
-def _behaviour(facts: Mapping[str, Any]) -> list[Check]:
-    found = []
-    if facts.get("list_s", 0.0) > _SLOW_S:
-        said = f"{facts['listed']:,} names took {format_duration(facts['list_s'])} to list and stat"
-        found.append(Check("scans", "warning", said, "stalls are seen late", "take a longer --poll and --stall-after"))
-    if abs(ahead_s := facts.get("clock_ahead_s", 0.0)) > _SKEW_S:
-        how = f"{format_duration(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
-        said = f"the file system's clock is {how}"
-        found.append(
-            Check("clock", "warning", said, "dates and ages of files are off by that", "run NTP on both machines")
-        )
-    if lacking := facts.get("store"):
-        found.append(Check("store", "warning", lacking, "--store there", "take another directory for --store"))
-    return found
+    if lacking := facts["store"]:
+        return [whole, Check("store", "warning", lacking, "--store there", "take another directory for --store")]
+    return [whole]

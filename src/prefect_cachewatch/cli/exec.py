@@ -10,11 +10,10 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prefect_cachewatch.cli.copied_output import CopiedOutput
-from prefect_cachewatch.cli.progress import Mode, ProgressLine, print_report
+from prefect_cachewatch.cli.progress import ProgressLine, print_report
 from prefect_cachewatch.cli.saying import say, without_secrets
 from prefect_cachewatch.cli.signals import SignalRelay
 from prefect_cachewatch.common.console import standard_error
@@ -26,37 +25,16 @@ from prefect_cachewatch.supervise.caller_signals import inherited_signals
 from prefect_cachewatch.supervise.proc import descendants, process_name, send_signal, take_in_orphans
 from prefect_cachewatch.supervise.tending import GUARD_NAME
 
-if TYPE_CHECKING:
-    from prefect_cachewatch.config import CacheJob, Outputs, StallPolicy, StopPolicy
-    from prefect_cachewatch.metrics.settings import Metrics
-
 _TREE_ENDS_S = 30.0  # beyond its grace period
 
 
-@dataclass(frozen=True)
-class ExecSettings:
-    """The checked options of `cachewatch exec`."""
-
-    job: CacheJob
-    stall: StallPolicy
-    stop: StopPolicy
-    outputs: Outputs
-    quiet: bool
-    progress: Mode | None
-    verbose: bool
-    """Whether each step of the guard is told."""
-    metrics: Metrics | None
-    note: str | None
-    """Remarks on the options, printed before the start."""
-    as_json: bool = False
-    """Whether the report is printed."""
-
-
-def run_exec(settings: ExecSettings, *, last: bool = False) -> int:
+def run_exec(run: Mapping[str, Any], options: Mapping[str, Any], note: str | None = None, *, last: bool = False) -> int:
     """Run a command and watch its cache directories grow; stop its whole process tree on a stall.
 
     Args:
-        settings: the checked options.
+        run: the checked job, stall, stop, outputs and metrics.
+        options: as parsed: how the run is shown.
+        note: remarks on the options, printed before the start.
         last: whether this process ends after it: later signals then change nothing any more.
 
     Returns:
@@ -65,52 +43,51 @@ def run_exec(settings: ExecSettings, *, last: bool = False) -> int:
     Raises:
         CachewatchError: it cannot be run.
     """
-    progress = ProgressLine(settings.progress, settings.quiet, settings.verbose)
+    progress = ProgressLine(options["shown"], options["quiet"], options["verbose"])
     take_in_orphans()  # what a dead engine leaves behind: its end can be waited for
-    engines: list[EngineClient] = []
-    front = _Front(settings, engines, progress)
-    relay = front.relay = SignalRelay(
-        lambda: engines, front.cancel, before_start=front.end_before_start, tell=_step if settings.verbose else None
+    front = _Front(run, options, progress)
+    relay = SignalRelay(
+        lambda: front.engines, front.cancel, before_start=_end_before_start, tell=_step if options["verbose"] else None
     )
     relay.begin()  # first: the signals that were held back since the start are not the command's to hold back
     try:
-        if settings.note and not settings.quiet:
-            say(settings.note)
-        return front.run()
+        if note and not options["quiet"]:
+            say(note)
+        return front.run(relay)
     finally:
-        for engine in engines:
+        for engine in front.engines:
             engine.close()
         progress.close()
         relay.close(last=last)
 
 
+def _end_before_start(number: int) -> None:
+    """End while no generator runs that would have to be stopped."""
+    _step(f"{signal.Signals(number).name} before the generator was started")
+    raise SystemExit(128 + number)
+
+
 class _Front:
     """Reads the engine's events to their end."""
 
-    def __init__(self, settings: ExecSettings, engines: list[EngineClient], progress: ProgressLine) -> None:
-        self._settings, self._engines, self._progress = settings, engines, progress
+    def __init__(self, run: Mapping[str, Any], options: Mapping[str, Any], progress: ProgressLine) -> None:
+        self.engines: list[EngineClient] = []
+        self._run, self._options, self._progress = run, options, progress
         self._output: CopiedOutput | None = None
         self._report: Mapping[str, Any] | None = None
-        self.relay: SignalRelay | None = None
 
     def cancel(self, number: int, at_once: bool) -> None:
         """Turn Ctrl-C and kill into an orderly stop; `at_once` ends the grace period."""
-        for engine in self._engines:
+        for engine in self.engines:
             engine.cancel(signal.Signals(number).name, number, at_once=at_once)
 
-    def end_before_start(self, number: int) -> None:
-        """End while no generator runs that would have to be stopped."""
-        _step(f"{signal.Signals(number).name} before the generator was started")
-        raise SystemExit(128 + number)
-
-    def run(self) -> int:
+    def run(self, relay: SignalRelay) -> int:
         """Start the engine, and read its events; returns the exit status."""
         engine = self._start()
         for event, at in engine.events():
             match event:
                 case AttemptWanted():
-                    if self.relay is not None:
-                        self.relay.settle()  # from now on there is an attempt to cancel
+                    relay.settle()  # from now on there is an attempt to cancel
                     self._progress.take(event, at)
                     engine.go()
                 case Reported(report=report, final=final):
@@ -127,7 +104,7 @@ class _Front:
                     raise silence(engine)
                 case Bye(status=status):
                     self._progress.take(event, at)
-                    if self._settings.as_json and self._report is not None:
+                    if self._options["as_json"] and self._report is not None:
                         print_report(self._report)
                     return status
                 case _:
@@ -136,8 +113,18 @@ class _Front:
 
     def _start(self) -> EngineClient:
         self._output = output = CopiedOutput(self._progress)
-        engine = EngineClient(_spec(self._settings, output.streams), self._settings.job.name, output.passed)
-        self._engines.append(engine)
+        job, metrics = self._run["job"], self._run["metrics"]
+        spec = make_spec(
+            **{**self._run, "metrics": metrics.to if metrics is not None else None},
+            needs_metrics=True,
+            verbose=self._options["verbose"],
+            streams=output.streams,
+            # A server that is left running must not keep our terminal open.
+            has_stdin=_is_open(0) and job.ready.kind == "exit",
+            signals=inherited_signals(),
+        )
+        engine = EngineClient(spec, job.name, output.passed)
+        self.engines.append(engine)
         output.hand_over()
         return engine
 
@@ -158,7 +145,7 @@ class _Front:
         Without any guard the processes of the tree are our children, and are killed here.
         """
         self._end_output()
-        end_s = time.monotonic() + self._settings.stop.grace_s + _TREE_ENDS_S
+        end_s = time.monotonic() + self._run["stop"].grace_s + _TREE_ENDS_S
         while time.monotonic() < end_s:
             if not _reap():
                 return "the engine of this run has died, and its generator was stopped"
@@ -178,22 +165,6 @@ def _reap() -> bool:
                 return True
         except ChildProcessError:
             return False
-
-
-def _spec(settings: ExecSettings, streams: tuple[int, int]) -> dict[str, Any]:
-    return make_spec(
-        job=settings.job,
-        stall=settings.stall,
-        stop=settings.stop,
-        outputs=settings.outputs,
-        metrics=settings.metrics.to if settings.metrics is not None else None,
-        needs_metrics=True,
-        verbose=settings.verbose,
-        streams=streams,
-        # A server that is left running must not keep our terminal open.
-        has_stdin=_is_open(0) and settings.job.ready.kind == "exit",
-        signals=inherited_signals(),
-    )
 
 
 def _step(line: str) -> None:

@@ -7,19 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from prefect_cachewatch.cli.exec import ExecSettings, run_exec
+from prefect_cachewatch.cli.exec import run_exec
 from prefect_cachewatch.cli.options.container import environment_from
-from prefect_cachewatch.cli.options.guard import (
-    COMMAND,
-    guard_sections,
-    job_from,
-    metrics_from,
-    outputs_from,
-    poll_note,
-    stall_from,
-    stop_from,
-)
-from prefect_cachewatch.cli.options.ready import is_ready_given, with_ready
+from prefect_cachewatch.cli.options.guard import COMMAND, guard_sections, poll_note, run_from
+from prefect_cachewatch.cli.options.ready import is_ready_given
 from prefect_cachewatch.cli.options.sections import SectionedCommand, verbose_option
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
@@ -80,22 +71,10 @@ _VERBOSE = verbose_option("Tell each signal and step. The growth is shown in lin
     "--then stop, runs on); 1 if it ended with exit code 0 before it was."
 ),
 )  # fmt: skip
-def command(verbose: bool, **options: Any) -> int:
+def command(**options: Any) -> int:
     """Run COMMAND and watch its cache directories grow; stop its whole process tree on a stall."""
     said = _recognize(options) if not (options["cache_dirs"] or options["image"]) else None
-    job = with_ready(job_from(None, options), options)
-    stall, stop = stall_from(options), stop_from(options)
-    settings = ExecSettings(
-        job=job,
-        stall=stall,
-        stop=stop,
-        outputs=outputs_from(options),
-        quiet=options["quiet"],
-        progress=options["shown"],
-        verbose=verbose,
-        metrics=metrics_from(options),
-        note="; ".join(filter(None, (said, poll_note(stall)))) or None,
-        as_json=options["as_json"],
-    )
+    run = run_from(options)
     # Called by other code, this process goes on, with the signals that it had.
-    return run_exec(settings, last=bool(click.get_current_context().find_root().obj))
+    last = bool(click.get_current_context().find_root().obj)
+    return run_exec(run, options, "; ".join(filter(None, (said, poll_note(run["stall"])))), last=last)

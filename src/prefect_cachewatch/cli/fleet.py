@@ -17,8 +17,8 @@ from typing import Any
 import click
 from rich.console import Console
 
-from prefect_cachewatch.cli.api_address import api_url
-from prefect_cachewatch.cli.api_patience import check_api, logging_filtered, prepare_api
+from prefect_cachewatch.cli.api import api_url, check_api, prepare_api
+from prefect_cachewatch.cli.api_patience import logging_filtered
 from prefect_cachewatch.cli.fleet_view import TerminalView, render_summary
 from prefect_cachewatch.cli.live import wants_colour
 from prefect_cachewatch.cli.options.fields import Fields
@@ -37,17 +37,13 @@ from prefect_cachewatch.run.places import require_places
 NOT_ALL = 1
 
 
-_POLICY = Fields(
-    FleetPolicy,
-    "max_parallel N, resume",
-)
+_POLICY = Fields(FleetPolicy, "max_parallel N")
 _SECTIONS = [
-    Section("Basics", "--check --max-parallel --deployment --name --resume", [
+    Section("Basics", "--check --max-parallel --deployment --name", [
         option("--check", is_flag=True, help="Only see whether the file, this host and Prefect have what the jobs need."),
         _POLICY["max_parallel"],
         option("--deployment", metavar="FLOW/NAME", help="Run the jobs on the workers of this deployment."),
         option("--name", help="Name of the fleet; default the file's."),
-        _POLICY["resume"],
     ]),
     Section("Output", "--quiet --verbose --json", [
         option("-q", "--quiet", is_flag=True, help="Say nothing but how it ended."),

@@ -15,10 +15,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from prefect_cachewatch.cli.plain import LiveState, remaining_text
+from prefect_cachewatch.cli.plain import Shown, remaining_text
 from prefect_cachewatch.common.console import standard_error
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
+from prefect_cachewatch.engine.events import AttemptWanted, Progress
 
 _BAR_WIDTH = 16
 
@@ -33,62 +34,62 @@ def wants_colour(environ: Mapping[str, str] = os.environ) -> bool:
     return not environ.get("NO_COLOR") and environ.get("TERM", "") not in ("", "dumb")
 
 
-def render_live(state: LiveState) -> RenderableType:
-    """Lay the state out in three to six lines, each cut to the width of the terminal.
+def render_live(shown: Shown, now: Progress) -> RenderableType:
+    """Lay an attempt out in three to six lines, each cut to the width of the terminal.
 
     Args:
-        state: what to show.
+        shown: the attempt.
+        now: its measurement as it stands now.
 
     Example:
+        >>> from prefect_cachewatch.engine.events import Ready
         >>> console = Console(width=60, file=io.StringIO())
-        >>> console.print(render_live(LiveState("llama", 60, 2**30, 43, 2**20, 72, 300)))
+        >>> now = Progress(60, bytes_present=2**30, files_present=43, rate_bytes_per_s=2**20, pause_s=72, window_s=300)
+        >>> console.print(render_live(Shown(Ready("llama")), now))
         >>> console.file.getvalue().splitlines()[0].rstrip()
         'llama  1.00 GiB in 43 files  1.00 MiB/s  1 minute'
     """
-    share = min(1.0, state.pause_s / state.window_s) if state.window_s > 0 else 0.0
+    share = min(1.0, now.pause_s / now.window_s) if now.window_s > 0 else 0.0
     # Silence is normal in a warm-up: no alarm before it has nearly used up its window.
-    warn, alarm = (0.9, 0.97) if state.warmup is not None else (0.6, 0.8)
-    mood = "red" if share >= alarm else "yellow" if state.suspicion or share >= warn else "green"
-    head = _line().append(for_terminal(state.name, 24), style="bold")
-    if state.attempt is not None and state.attempt[0] > 1:
-        head.append("  attempt {} of {}".format(*state.attempt), style="yellow")
-    head.append(f"  {format_bytes(state.bytes_present)}", style="bold cyan")
-    head.append(f" in {format_count(state.files_present, 'file')}")
-    head.append(
-        f"  {format_bytes(max(0.0, state.rate_bytes_per_s))}/s  {format_duration(float(round(state.elapsed_s)))}"
-    )
-    if remaining := remaining_text(state):
+    warn, alarm = (0.9, 0.97) if now.waiting_for is not None else (0.6, 0.8)
+    mood = "red" if share >= alarm else "yellow" if shown.suspicion or share >= warn else "green"
+    head = _line().append(for_terminal(shown.run.name, 24), style="bold")
+    if shown.attempt.most is not None and shown.attempt.n > 1:
+        head.append(f"  attempt {shown.attempt.n} of {shown.attempt.most}", style="yellow")
+    head.append(f"  {format_bytes(now.bytes_present)}", style="bold cyan")
+    head.append(f" in {format_count(now.files_present, 'file')}")
+    head.append(f"  {format_bytes(max(0.0, now.rate_bytes_per_s))}/s  {format_duration(float(round(now.at_s)))}")
+    if remaining := remaining_text(shown, now):
         head.append(f"  {remaining}", style="cyan")
     rows = Table.grid(padding=(0, 2, 0, 0))
     rows.add_column(style="dim", no_wrap=True)
-    if state.last_file:
-        rows.add_row("last", _line(for_terminal(state.last_file.rsplit("/", 1)[-1] or state.last_file, 400)))
-    what = f"{format_duration(float(round(state.pause_s)))} of {format_duration(state.window_s)}"
+    if now.last_file:
+        rows.add_row("last", _line(for_terminal(now.last_file.rsplit("/", 1)[-1] or now.last_file, 400)))
+    what = f"{format_duration(float(round(now.pause_s)))} of {format_duration(now.window_s)}"
+    what += " (no byte yet)" if now.phase == "before_first_byte" else ""
     pause = Table.grid(padding=(0, 2, 0, 0))
     bar = ProgressBar(total=1.0, completed=share, width=_BAR_WIDTH, complete_style=mood, finished_style=mood)
-    pause.add_row(bar, _line(what if state.started else f"{what} (no byte yet)", mood if share >= warn else ""))
-    rows.add_row("pause" if state.warmup is None else "warmup", pause)
-    if state.warmup is not None:
-        rows.add_row("until", _line(for_terminal(state.warmup, 400)))
-    if state.told is not None:
-        rows.add_row("log", _line(for_terminal(state.told, 400)))
-    below = [_line(for_terminal(f"suspected: {state.suspicion}", 400), "yellow")] if state.suspicion else []
+    pause.add_row(bar, _line(what, mood if share >= warn else ""))
+    rows.add_row("pause" if now.waiting_for is None else "warmup", pause)
+    for label, text in (("until", now.waiting_for), ("log", now.told)):
+        if text is not None:
+            rows.add_row(label, _line(for_terminal(text, 400)))
+    below = [_line(for_terminal(f"suspected: {shown.suspicion}", 400), "yellow")] if shown.suspicion else []
     return Group(head, rows, *below)
 
 
-def render_wait(attempt: tuple[int, int], left_s: float) -> Text:
+def render_wait(ended: AttemptWanted, left_s: float) -> Text:
     """Lay out the time between two attempts.
 
     Args:
-        attempt: number of the one that has ended, and how many there may be.
+        ended: the attempt that has ended.
         left_s: seconds until the next begins.
 
     Example:
-        >>> print(render_wait((1, 3), 24.6).plain)
+        >>> print(render_wait(AttemptWanted(1, 3), 24.6).plain)
         attempt 2 of 3 begins in 25 s
     """
-    left = format_duration(float(round(left_s)))
-    return _line(f"attempt {attempt[0] + 1} of {attempt[1]} begins in {left}", "yellow")
+    return _line(f"attempt {ended.n + 1} of {ended.most} begins in {format_duration(float(round(left_s)))}", "yellow")
 
 
 class LiveBlock:

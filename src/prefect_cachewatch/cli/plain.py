@@ -2,66 +2,62 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field, replace
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
+from prefect_cachewatch.engine.events import AttemptWanted, Progress, Ready
 
 
-@dataclass(frozen=True)
-class LiveState:
-    """The values of the live view."""
+@dataclass
+class Shown:
+    """The attempt that is shown, by what was told of it last."""
 
-    name: str
-    elapsed_s: float
-    bytes_present: int
-    files_present: int
-    rate_bytes_per_s: float
-    pause_s: float
-    window_s: float
-    started: bool = True
-    last_file: str | None = None
+    run: Ready
+    attempt: AttemptWanted = field(default_factory=lambda: AttemptWanted(1))
+    progress: Progress | None = None
+    came_s: float = 0.0
+    """When the last measurement came, by the monotonic clock."""
     suspicion: str | None = None
-    expected_bytes: int | None = None
-    warmup: str | None = None
-    """In a server's warm-up, what the watch waits for."""
-    told: str | None = None
-    """The progress that its output told of last."""
-    attempt: tuple[int, int] | None = None
-    """Its number, and how many there may be."""
+    next_s: float | None = None
+    """When the next attempt begins, by the monotonic clock; None while one runs."""
+
+    def now(self) -> Progress:
+        """Return the last measurement with the time that has passed since."""
+        last = self.progress or Progress(0.0)
+        since_s = time.monotonic() - self.came_s
+        pause_s = min(last.pause_s + last.scan_s + since_s, last.window_s)
+        return replace(last, at_s=last.at_s + since_s, pause_s=pause_s)
 
 
-def render_plain(state: LiveState, width: int = 400) -> str:
-    """Write the state as one line without any control characters, for a log.
+def render_plain(shown: Shown, now: Progress, width: int = 400) -> str:
+    """Write an attempt as one line without any control characters, for a log.
 
     Example:
-        >>> render_plain(LiveState("llama", 60, 2**30, 43, 2**20, 12.4, 300))
-        '1.00 GiB in 43 files, 1.00 MiB/s, pause 12 s of 5 minutes'
+        >>> render_plain(Shown(Ready("llama")), Progress(60, bytes_present=2**30, files_present=43, pause_s=12.4, window_s=300, phase="writing"))
+        '1.00 GiB in 43 files, 0 B/s, pause 12 s of 5 minutes'
     """
-    what = "warm-up" if state.warmup is not None else "pause" if state.started else "no byte yet,"
-    pause = f"{what} {format_duration(float(round(state.pause_s)))}"
-    text = (
-        f"{format_bytes(state.bytes_present)} in {format_count(state.files_present, 'file')}, "
-        f"{format_bytes(max(0.0, state.rate_bytes_per_s))}/s, {pause} of {format_duration(state.window_s)}"
-    )
-    if remaining := remaining_text(state):
-        text += f", {remaining}"
-    if state.warmup is not None:
-        text += f"; waiting for {state.warmup}"
-    if state.told is not None:
-        text += f"; {state.told}"
-    if state.suspicion:
-        text += f"; suspected: {state.suspicion}"
-    return for_terminal(text, width)
+    what = "no byte yet," if now.phase == "before_first_byte" else "pause"
+    pause = f"{'warm-up' if now.waiting_for is not None else what} {format_duration(float(round(now.pause_s)))}"
+    parts = [
+        f"{format_bytes(now.bytes_present)} in {format_count(now.files_present, 'file')}, "
+        f"{format_bytes(max(0.0, now.rate_bytes_per_s))}/s, {pause} of {format_duration(now.window_s)}"
+    ]
+    if remaining := remaining_text(shown, now):
+        parts[0] += f", {remaining}"
+    parts += [f"waiting for {now.waiting_for}"] if now.waiting_for is not None else []
+    parts += [now.told] if now.told is not None else []
+    parts += [f"suspected: {shown.suspicion}"] if shown.suspicion else []
+    return for_terminal("; ".join(parts), width)
 
 
-def remaining_text(state: LiveState) -> str:
+def remaining_text(shown: Shown, now: Progress) -> str:
     """Say how much is done and how long the rest will take, if the expected size is known; else return nothing."""
-    if not state.expected_bytes:
+    expected = shown.run.expected_bytes
+    if not expected:
         return ""
-    percent = min(99.0, 100.0 * state.bytes_present / state.expected_bytes)
-    text = f"{percent:.0f} %"
-    left = state.expected_bytes - state.bytes_present
-    if left > 0 and state.rate_bytes_per_s > 0 and state.pause_s < 0.2 * state.window_s:
-        text += f", {format_duration(float(round(left / state.rate_bytes_per_s)))} left"
+    text, left = f"{min(99.0, 100.0 * now.bytes_present / expected):.0f} %", expected - now.bytes_present
+    if left > 0 and now.rate_bytes_per_s > 0 and now.pause_s < 0.2 * now.window_s:
+        text += f", {format_duration(float(round(left / now.rate_bytes_per_s)))} left"
     return text

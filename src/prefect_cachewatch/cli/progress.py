@@ -11,10 +11,9 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from prefect_cachewatch.cli.plain import LiveState, render_plain
+from prefect_cachewatch.cli.plain import Shown, render_plain
 from prefect_cachewatch.cli.saying import say
 from prefect_cachewatch.common.console import standard_error
 from prefect_cachewatch.common.text import for_terminal
@@ -44,19 +43,6 @@ _REDRAW_S = 0.5
 _AT_ONCE_S, _SOON_S = 0.01, 0.05
 
 
-@dataclass
-class _Attempt:
-    """What is known of the attempt that is shown."""
-
-    number: int = 1
-    most: int | None = None
-    progress: Progress | None = None
-    came_s: float = 0.0
-    suspicion: str | None = None
-    next_s: float | None = None
-    """When the next attempt begins; None while one runs."""
-
-
 class ProgressLine(View):
     """Shows the events of a run on standard error; every method is cheap and may be called from any thread.
 
@@ -81,7 +67,7 @@ class ProgressLine(View):
         self._lock = threading.Lock()
         self._last_plain_s, self._last_share = time.monotonic(), 0.0
         self._has_news = False
-        self._run, self._attempt = Ready(""), _Attempt()
+        self._shown = Shown(Ready(""))
         self._lent = False
         self._drawn_s = self._free_s = 0.0
         self._stop, self._wake = threading.Event(), threading.Event()
@@ -105,20 +91,20 @@ class ProgressLine(View):
     def _keep(self, event: Event) -> None:
         match event:
             case Ready():
-                self._run = event
-            case AttemptWanted(n=number, most=most):
-                self._attempt = _Attempt(number, most)
+                self._shown = Shown(event)
+            case AttemptWanted():
+                self._shown = Shown(self._shown.run, event)
             case Suspected(message=message):
-                self._attempt.suspicion, self._has_news = message, True
+                self._shown.suspicion, self._has_news = message, True
             case Cleared():
-                self._attempt.suspicion = None
+                self._shown.suspicion = None
             case Phase():
                 self._has_news = True
             case Progress():
-                self._attempt.came_s, self._attempt.progress = time.monotonic(), event
+                self._shown.came_s, self._shown.progress = time.monotonic(), event
                 self._sampled(event)
             case Retry(after_s=after_s):
-                self._attempt.next_s = time.monotonic() + after_s
+                self._shown.next_s = time.monotonic() + after_s
                 self._show()
 
     def _sampled(self, progress: Progress) -> None:
@@ -127,15 +113,15 @@ class ProgressLine(View):
         elif self._has_news or self._is_due(progress):
             self._last_plain_s, self._last_share = time.monotonic(), self._share(progress)
             self._has_news = False
-            self._say(f"cachewatch: {render_plain(self._state(progress))}")
+            self._say(f"cachewatch: {render_plain(self._shown, self._shown.now())}")
 
     def _is_due(self, progress: Progress) -> bool:
         """Whether it is time for a line and, where the size is known, another tenth of the work is done."""
-        tenth = not self._run.expected_bytes or self._share(progress) - self._last_share >= _TENTH
+        tenth = not self._shown.run.expected_bytes or self._share(progress) - self._last_share >= _TENTH
         return self._each or (time.monotonic() - self._last_plain_s >= _PLAIN_EVERY_S and tenth)
 
     def _share(self, progress: Progress) -> float:
-        return progress.bytes_present / (self._run.expected_bytes or 1)
+        return progress.bytes_present / (self._shown.run.expected_bytes or 1)
 
     def clear(self) -> None:
         """Take the view off the screen before a line is written there; a stopped screen is not waited for."""
@@ -213,45 +199,22 @@ class ProgressLine(View):
         from prefect_cachewatch.cli.live import render_live, render_wait  # noqa: PLC0415 - rich takes 50 ms
 
         assert self._block is not None
-        attempt = self._attempt
-        if standard_error().busy or (attempt.progress is None and attempt.next_s is None):
+        shown = self._shown
+        if standard_error().busy or (shown.progress is None and shown.next_s is None):
             return  # a terminal that is stopped gets no heap of views when it goes on
         with self._lock:
             now_s = time.monotonic()
             if self._stop.is_set() or self._lent or now_s < self._free_s:
                 return
-            if attempt.next_s is not None and attempt.most is not None:
-                self._block.draw(render_wait((attempt.number, attempt.most), max(0.0, attempt.next_s - now_s)))
-            elif attempt.progress is not None:
-                self._block.draw(render_live(self._state(attempt.progress)))
+            if shown.next_s is not None and shown.attempt.most is not None:
+                self._block.draw(render_wait(shown.attempt, max(0.0, shown.next_s - now_s)))
+            elif shown.progress is not None:
+                self._block.draw(render_live(shown, shown.now()))
             self._drawn_s = now_s
 
-    def _state(self, progress: Progress) -> LiveState:
-        attempt = self._attempt
-        since_s = time.monotonic() - attempt.came_s
-        return LiveState(
-            name=self._run.name,
-            elapsed_s=progress.at_s + since_s,
-            bytes_present=progress.bytes_present,
-            files_present=progress.files_present,
-            rate_bytes_per_s=progress.rate_bytes_per_s,
-            pause_s=min(progress.pause_s + progress.scan_s + since_s, progress.window_s),
-            window_s=progress.window_s,
-            started=progress.phase != "before_first_byte",
-            last_file=progress.last_file,
-            suspicion=attempt.suspicion,
-            expected_bytes=self._run.expected_bytes,
-            attempt=None if attempt.most is None else (attempt.number, attempt.most),
-            warmup=progress.waiting_for,
-            told=progress.told,
-        )
-
-    def _say(self, line: str) -> None:
-        self._write(f"{line}\n".encode("utf-8", "replace"))
-
     @staticmethod
-    def _write(text: bytes) -> None:
-        standard_error().put(text)
+    def _say(line: str) -> None:
+        standard_error().put(f"{line}\n".encode("utf-8", "replace"))
 
 
 def print_report(report: Mapping[str, Any]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from prefect_cachewatch.cli.options.fields import DURATION, SIZE
+from prefect_cachewatch.cli.options.fields import DURATION
 from prefect_cachewatch.cli.options.guard import RULES, poll_note, stall_from
 from prefect_cachewatch.cli.options.sections import json_option
 from prefect_cachewatch.cli.saying import say
@@ -18,9 +19,7 @@ from prefect_cachewatch.common.units import format_bytes, format_count, format_d
 from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.engine.recording import Recording, read_recording
 from prefect_cachewatch.engine.replay import Enough, Replay, find_enough, replay_recording
-from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.watching.learned import refuse_learned
-from prefect_cachewatch.watching.servers.warmup import Warmup
 from prefect_cachewatch.watching.stall import effective_poll_s
 
 _SHOWN = 10
@@ -35,15 +34,8 @@ _ENDINGS = {
 @click.command("replay", params=RULES.options())
 @click.argument("recording", type=click.Path(path_type=Path), metavar="RUN.jsonl")
 @click.option("--hang-at", type=DURATION, help="Freeze the generator so long after the start, for ever.")
-@click.option(
-    "--warmup-within",
-    "warmup_within_s",
-    type=DURATION,
-    help="The run is a server's: silence after its last byte is its warm-up, so long.",
-)
-@click.option("--expect", "expected_bytes", type=SIZE, help="Size of the finished cache, for the rule of warm-up.")
 @json_option()
-def command(recording: Path, hang_at: float | None, expected_bytes: int | None, as_json: bool, **options: Any) -> None:
+def command(recording: Path, hang_at: float | None, as_json: bool, **options: Any) -> None:
     """Run the stall rule over a recorded run in simulated time, and say what it would have done.
 
     The exit status is 0 whatever the verdict. `exec --record` and `generate --record` write such files.
@@ -51,10 +43,7 @@ def command(recording: Path, hang_at: float | None, expected_bytes: int | None, 
     policy = stall_from(options)
     refuse_learned(policy)
     recorded = read_recording(recording)
-    found = replay_recording(
-        recorded, policy, hang_at, _warmup(policy, options["warmup_within_s"], expected_bytes, recorded)
-    )
-    enough = find_enough(recorded, policy, hang_at)
+    found, enough = replay_recording(recorded, policy, hang_at), find_enough(recorded, policy, hang_at)
     if as_json:
         print(json.dumps(_as_data(recorded, policy, found, enough)))
         return
@@ -62,19 +51,13 @@ def command(recording: Path, hang_at: float | None, expected_bytes: int | None, 
         say(note)
     if recorded.torn:
         say("the last line of the recording was cut off and is not used")
-    for line in _lines(recorded, policy, found, enough):
-        print(line)
-
-
-def _warmup(
-    policy: StallPolicy, asked: float | None, expected_bytes: int | None, recording: Recording
-) -> Warmup | None:
-    if asked is None:
-        if expected_bytes is not None:
-            raise InputError("--expect is for the rule of warm-up: give --warmup-within too, if the run is a server's")
-        return None
-    present = recording.samples[0].bytes_present
-    return Warmup(policy.warmup_within_s, expected_bytes=expected_bytes, present_at_start=present)
+    frozen = "" if found.hang_at_s is None else f", frozen after {_time(found.hang_at_s)}"
+    samples = format_count(len(recorded.samples), "sample")
+    print(f"{for_terminal(recorded.name, 60)}: {samples} over {_time(recorded.end_s)}{frozen}")
+    first_write, poll = format_duration(policy.first_write_within_s), format_duration(effective_poll_s(policy))
+    print(f"window {format_duration(policy.stall_after_s)}, first write within {first_write}, poll {poll}\n")
+    for name, text in _rows(recorded, found, enough):
+        print(f"{name:<15}{text}")
 
 
 def _as_data(recording: Recording, policy: StallPolicy, found: Replay, enough: Enough) -> dict[str, Any]:
@@ -104,69 +87,31 @@ def _as_data(recording: Recording, policy: StallPolicy, found: Replay, enough: E
     return result
 
 
-def _lines(recording: Recording, policy: StallPolicy, found: Replay, enough: Enough) -> list[str]:
-    frozen = "" if found.hang_at_s is None else f", frozen after {_time(found.hang_at_s)}"
-    lines = [
-        f"{for_terminal(recording.name, 60)}: {format_count(len(recording.samples), 'sample')} over {_time(recording.end_s)}{frozen}",
-        f"window {format_duration(policy.stall_after_s)}, first write within "
-        f"{format_duration(policy.first_write_within_s)}, poll {format_duration(effective_poll_s(policy))}",
-        "",
-        *_verdict(recording, found),
-        *(_line("warm-up", f"after {_time(c.at_s)}: {c.why}") for c in found.phases if c.phase == "warm_up"),
-        _line("written", format_bytes(found.bytes_written)),
-    ]
-    if found.first_write_s is not None:
-        lines.append(_line("first growth", f"after {_time(found.first_write_s)}"))
-        lines.append(_line("longest pause", _time(found.longest_pause_s)))
-    lines += _suspicions(found)
-    windows = [
-        f"{option} {f'{value:.1f}'.removesuffix('.0')}s"
-        for option, value in (
-            ("--stall-after", enough.stall_after_s),
-            ("--first-write-within", enough.first_write_within_s),
-        )
-        if value is not None
-    ]
-    lines.append(_line("enough", " ".join(windows) or "no window: the run shows no growth"))
-    return lines
-
-
-def _verdict(recording: Recording, found: Replay) -> list[str]:
-    at = _time(found.at_s)
-    since = "the last growth" if found.last_growth_s is not None else "the start"
+def _rows(recording: Recording, found: Replay, enough: Enough) -> Iterator[tuple[str, str]]:
+    at, since = _time(found.at_s), "the last growth" if found.last_growth_s is not None else "the start"
     if found.status == "ended":
-        lines = [_line("verdict", f"no stall: {_ENDINGS[recording.ending]} after {at}")]
-        if found.after_last_growth_s >= 1:
-            lines.append(_line("", f"{_time(found.after_last_growth_s)} after {since}"))
-        return lines
-    name = found.kind if found.status == "stalled" else "the time limit"
-    lines = [
-        _line("verdict", f"stopped after {at}: {name}"),
-        _line("", f"{_time(found.after_last_growth_s)} after {since}"),
-    ]
+        yield "verdict", f"no stall: {_ENDINGS[recording.ending]} after {at}"
+    else:
+        yield "verdict", f"stopped after {at}: {found.kind if found.status == 'stalled' else 'the time limit'}"
+    if found.status != "ended" or found.after_last_growth_s >= 1:
+        yield "", f"{_time(found.after_last_growth_s)} after {since}"
     if found.grew_again_s is not None:
-        later = _time(found.grew_again_s - found.at_s)
-        lines.append(_line("", f"in vain: {later} later it grew again"))
-    return lines
-
-
-def _suspicions(found: Replay) -> list[str]:
-    if not found.suspicions:
-        return [_line("suspicions", "none")]
-    count, refuted = len(found.suspicions), len(found.false_suspicions)
-    lines = [_line("suspicions", f"{count}, {refuted} of them refuted by growth")]
+        yield "", f"in vain: {_time(found.grew_again_s - found.at_s)} later it grew again"
+    yield "written", format_bytes(found.bytes_written)
+    if found.first_write_s is not None:
+        yield "first growth", f"after {_time(found.first_write_s)}"
+        yield "longest pause", _time(found.longest_pause_s)
+    count = len(found.suspicions)
+    yield "suspicions", f"{count}, {len(found.false_suspicions)} of them refuted by growth" if count else "none"
     for each in found.suspicions[:_SHOWN]:
-        end = "" if each.cleared_at_s is None else f", until {_time(each.cleared_at_s)}"
-        lines.append(_line("", f"at {_time(each.at_s)}{end}"))
-        lines.append(_line("", f"  {each.message}"))
+        until = "" if each.cleared_at_s is None else f", until {_time(each.cleared_at_s)}"
+        yield "", f"at {_time(each.at_s)}{until}: {each.message}"
     if count > _SHOWN:
-        lines.append(_line("", f"and {count - _SHOWN} more"))
-    return lines
+        yield "", f"and {count - _SHOWN} more"
+    windows = {"--stall-after": enough.stall_after_s, "--first-write-within": enough.first_write_within_s}
+    told = [f"{option} {f'{s:.1f}'.removesuffix('.0')}s" for option, s in windows.items() if s is not None]
+    yield "enough", " ".join(told) or "no window: the run shows no growth"
 
 
 def _time(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 120 else format_duration(seconds)
-
-
-def _line(name: str, text: str) -> str:
-    return f"{name:<15}{text}".rstrip()

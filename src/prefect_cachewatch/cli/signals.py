@@ -11,13 +11,11 @@ import os
 import select
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
-from prefect_cachewatch.engine.client import running_engines
-from prefect_cachewatch.supervise.helper_client import STARTS
+from prefect_cachewatch.engine.client import EngineClient, running_engines
 
 _QUEUED = frozenset(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))  # each one counts; several others may arrive as one
 _FORWARDED = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGURG, signal.SIGCONT}) | _QUEUED
@@ -32,7 +30,7 @@ ENDING = frozenset(
 process sends (SIGILL, SIGBUS, SIGFPE, SIGSEGV); and SIGPIPE and SIGXFSZ, which Python turns into errors of a write."""
 # A second one of these ends the grace period; a closed terminal sends SIGHUP twice, a CPU limit SIGXCPU each second.
 _IMPATIENT = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGQUIT})
-_SUSPEND_WITHIN_S, _STARTED_WITHIN_S = 1.0, 10.0
+_SUSPEND_WITHIN_S = 1.0
 _AGAIN_S = 0.02
 
 # As a handler: implemented in C, so that a storm of signals cannot nest it. It does nothing: the wake-up pipe acts.
@@ -45,22 +43,6 @@ def hold_back() -> None:
     _held.update(_FORWARDED - {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)})
 
 
-class Reachable(Protocol):
-    """Whoever knows how to reach a command that runs: a guard's client, or an engine's."""
-
-    first_signal: int
-
-    def signal(self, numbers: Sequence[int]) -> bool:
-        """Pass signals on; false if they cannot be taken yet."""
-        ...
-
-    def suspend(self, timeout_s: float) -> None:
-        """Suspend the whole tree."""
-
-    def resume(self) -> None:
-        """Continue what `suspend` stopped."""
-
-
 class SignalRelay:
     """Acts on the signals that this process gets while it runs a generator.
 
@@ -69,7 +51,7 @@ class SignalRelay:
     A signal that the caller ignores stays ignored.
 
     Args:
-        clients: returns the clients that run a command now; their helpers know how to reach it.
+        engines: returns the engines that run a command now.
         cancel: called with an ending signal, and whether it is to end the grace period; in the relay's thread.
         ending: the ending signals.
         before_start: called in the main thread with an ending signal until `settle`; may raise.
@@ -79,7 +61,7 @@ class SignalRelay:
 
     def __init__(
         self,
-        clients: Callable[[], Iterable[Reachable]],
+        engines: Callable[[], Iterable[EngineClient]],
         cancel: Callable[[int, bool], None],
         *,
         ending: frozenset[int] = ENDING,
@@ -89,21 +71,16 @@ class SignalRelay:
     ) -> None:
         self.received: list[int] = []
         """The ending signals that have arrived, live."""
-        self._clients, self._cancel, self._ending, self._before_start = clients, cancel, ending, before_start
+        self.arrived: list[int] = []
+        """All signals that have arrived, live."""
+        self._engines, self._cancel, self._ending, self._before_start = engines, cancel, ending, before_start
         self._tell = tell
         self._for_command = _FORWARDED | _SUSPENDING if has_command else frozenset[int]()
-        self._suspended_s = 0.0
-        self._clock_lock = threading.Lock()
         self._continued_us = False
         self._previous: dict[int, Any] = {}
         self._unread: list[int] = []
         self._read = self._write = -1
         self._poll = select.poll()
-
-    def clock(self) -> float:
-        """Monotonic seconds, without the time for which this process was suspended together with the tree."""
-        with self._clock_lock:
-            return time.monotonic() - self._suspended_s
 
     def begin(self) -> None:
         """Take over the signals; call in the main thread."""
@@ -162,12 +139,13 @@ class SignalRelay:
             if (tell := self._tell) is not None:
                 for number in data:
                     tell(_said(number, self._ending))
+            self.arrived += data
             numbers += data
         return numbers
 
     def _end(self, number: int) -> None:
-        for client in self._clients():
-            client.first_signal = client.first_signal or number
+        for engine in self._engines():
+            engine.first_signal = engine.first_signal or number
         if self.received and number not in self.received:  # within the grace period
             self._forward([number])
         self.received.append(number)
@@ -181,45 +159,35 @@ class SignalRelay:
         return passed_on
 
     def _forward(self, numbers: list[int]) -> list[int]:
-        """Pass signals on; returns them if no client can take them yet."""
-        told = [client.signal(numbers) for client in self._clients() if numbers]  # every client is asked
+        """Pass signals on; returns them if no engine can take them yet."""
+        told = [engine.signal(numbers) for engine in self._engines() if numbers]  # every engine is asked
         return [] if any(told) else numbers
 
     def _suspend(self) -> None:
-        # Listed within: a command that is just being started is suspended too, and one that is not waits for `fg`.
-        with STARTS.held(_STARTED_WITHIN_S):
-            self._suspend_all(list(self._clients()))
-
-    def _suspend_all(self, clients: list[Reachable]) -> None:
-        with self._clock_lock:
-            began_s = time.monotonic()
-            for client in clients:
-                client.suspend(_SUSPEND_WITHIN_S)
-            # A SIGCONT that has arrived meanwhile was to continue us, and no other one may follow it.
-            self._unread = self._take(0.0) or []
-            if signal.SIGCONT not in self._unread:
-                # Sent to this very thread, which stops here and not some instructions later. SIGSTOP, since SIGTSTP
-                # does not stop a process without a shell above it (an orphaned process group).
-                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
-            self._continued_us = True
-            self._suspended_s += time.monotonic() - began_s
-        for client in clients:
-            client.resume()
+        engines = list(self._engines())
+        for engine in engines:
+            engine.suspend(_SUSPEND_WITHIN_S)
+        # A SIGCONT that has arrived meanwhile was to continue us, and no other one may follow it.
+        self._unread = self._take(0.0) or []
+        if signal.SIGCONT not in self._unread:
+            # Sent to this very thread, which stops here and not some instructions later. SIGSTOP, since SIGTSTP
+            # does not stop a process without a shell above it (an orphaned process group).
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+        self._continued_us = True
+        for engine in engines:
+            engine.resume()
 
 
 @contextlib.contextmanager
-def relayed_to_flow() -> Iterator[list[int]]:
+def relayed_to_flow() -> Iterator[SignalRelay]:
     """Relay and suspend while a flow runs in this process; any other ending signal becomes the SIGTERM that cancels it.
 
     Yields:
-        The signals that have arrived and become a SIGTERM, live.
+        The relay; the signals that it has received have become a SIGTERM.
 
     Raises:
         SystemExit: with 128+N, for a signal outside the flow.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield []  # signals do not arrive in this thread
-        return
 
     def cancel(number: int, at_once: bool) -> None:
         if len(relay.received) == 1:  # a second one would interrupt the writes of the first one's cancellation
@@ -233,12 +201,15 @@ def relayed_to_flow() -> Iterator[list[int]]:
         raise SystemExit(128 + (relay.received or [number])[0])
 
     relay = SignalRelay(running_engines, cancel, ending=ENDING - {signal.SIGTERM})
+    if threading.current_thread() is not threading.main_thread():
+        yield relay  # signals do not arrive in this thread
+        return
     relay.begin()
     before = signal.getsignal(signal.SIGTERM)
     if before != signal.SIG_IGN:
         signal.signal(signal.SIGTERM, end)
     try:
-        yield relay.received
+        yield relay
     finally:
         relay.close()
         signal.signal(signal.SIGTERM, before)

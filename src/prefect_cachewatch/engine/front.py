@@ -20,13 +20,11 @@ from prefect_cachewatch.engine.events import (
     Checked,
     Event,
     Gone,
-    Phase,
     Progress,
     Published,
     Refused,
     Reported,
     Started,
-    Suspected,
     Unpublished,
     Verdict,
 )
@@ -51,13 +49,11 @@ class ToldAttempt:
         self.began_s = time.monotonic()
         self.progress = Progress(0.0)
         """The last measurement, or what was there at the start."""
-        self.suspicions: list[Suspected] = []
-        self.phases: list[Phase] = []
         self.verdict: Verdict | None = None
         """The one that stopped it."""
         self.gone: Gone | None = None
-        self.stalls: list[Mapping[str, Any]] = []
-        """The reports of stalls that stopped nothing."""
+        self.stalls = 0
+        """How many stalls were reported that stopped nothing."""
         self.reported: Reported | None = None
 
 
@@ -152,16 +148,12 @@ class Front:
                 attempt.progress = Progress(0.0, bytes_present=event.bytes_present, files_present=event.files_present)
             case Progress():
                 attempt.progress = event
-            case Suspected():
-                attempt.suspicions.append(event)
-            case Phase():
-                attempt.phases.append(event)
             case Verdict(stops=True):
                 attempt.verdict = event
             case Gone():
                 attempt.gone = event
-            case Reported(final=False, report=report):
-                attempt.stalls.append(report)
+            case Reported(final=False):
+                attempt.stalls += 1
             case Reported():
                 attempt.reported = attempt.reported or event
 

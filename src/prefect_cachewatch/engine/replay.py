@@ -18,7 +18,6 @@ from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.engine.events import Progress
 from prefect_cachewatch.engine.recording import Recording
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.watching.servers.warmup import PhaseChange, Warmup
 from prefect_cachewatch.watching.stall import (
     MIN_GROWTH_BYTES,
     Kind,
@@ -69,7 +68,6 @@ class Replay:
     bytes_written: int
     hang_at_s: float | None
     measurements: int
-    phases: tuple[PhaseChange, ...] = ()
 
     @property
     def after_last_growth_s(self) -> float:
@@ -82,12 +80,7 @@ class Replay:
         return tuple(each for each in self.suspicions if each.cleared_at_s is not None)
 
 
-def replay_recording(
-    recording: Recording,
-    policy: StallPolicy,
-    hang_at_s: float | None = None,
-    warmup: Warmup | None = None,
-) -> Replay:
+def replay_recording(recording: Recording, policy: StallPolicy, hang_at_s: float | None = None) -> Replay:
     """Watch a recorded attempt with a policy.
 
     Args:
@@ -95,7 +88,6 @@ def replay_recording(
         policy: windows and poll.
         hang_at_s: seconds after the start at which the generator freezes and never ends; None: it goes on to the
             recording's end, and has ended there.
-        warmup: for a server: which silence is its warm-up.
 
     Returns:
         The result. As in a real watch, a stall is reported within its window + one poll.
@@ -109,10 +101,10 @@ def replay_recording(
         >>> found.status, found.at_s, found.grew_again_s
         ('stalled', 310.0, 400)
     """
-    _require_few_polls(recording, policy, hang_at_s, 0.0 if warmup is None else warmup.within_s)
+    _require_few_polls(recording, policy, hang_at_s)
     until_s = math.inf if hang_at_s is None else hang_at_s
     past = _Past(recording, until_s)
-    watch, verdict, now_s = _run(recording, past, policy, recording.end_s if hang_at_s is None else math.inf, warmup)
+    watch, verdict, now_s = _run(recording, past, policy, recording.end_s if hang_at_s is None else math.inf)
     rule = watch.rule
     return Replay(
         status="ended" if not verdict.final else "stalled" if verdict.status == "stalled" else "deadline_exceeded",
@@ -128,7 +120,6 @@ def replay_recording(
         bytes_written=watch.bytes_written,
         hang_at_s=hang_at_s,
         measurements=watch.measurements,
-        phases=tuple(rule.phases.changes),
     )
 
 
@@ -186,13 +177,12 @@ def _run(
     past: _Past,
     policy: StallPolicy,
     end_s: float,
-    warmup: Warmup | None = None,
     *,
     churns: bool = True,
 ) -> tuple[_Watch, Verdict, float]:
     """Measure until a verdict is final or the recording ends; returns the time, too."""
     now_s, verdict = 0.0, Verdict("growing")
-    watch = _Watch(policy, warmup)
+    watch = _Watch(policy)
     if not churns:
         watch.rule.churn_after_s = math.inf
     # Where the watch itself ended the run, its last measurement belongs to it.
@@ -212,8 +202,8 @@ def _run(
 class _Watch:
     """A rule, fed with what a scan at any moment would have seen."""
 
-    def __init__(self, policy: StallPolicy, warmup: Warmup | None) -> None:
-        self.rule = StallRule(policy, 0.0, warmup)
+    def __init__(self, policy: StallPolicy) -> None:
+        self.rule = StallRule(policy, 0.0)
         self.bytes_written = self.measurements = 0
         self._seen_s = 0.0
 
@@ -308,13 +298,11 @@ def _times(samples: Sequence[Progress], field: str, until_s: float) -> list[floa
     return sorted(at_s for at_s in found if at_s is not None and at_s <= until_s)
 
 
-def _require_few_polls(
-    recording: Recording, policy: StallPolicy, hang_at_s: float | None, warmup_s: float = 0.0
-) -> None:
+def _require_few_polls(recording: Recording, policy: StallPolicy, hang_at_s: float | None) -> None:
     span_s = recording.end_s
     if hang_at_s is not None:
         longest_s = max(policy.first_write_within_s, 4 * policy.stall_after_s)
-        span_s = hang_at_s + longest_s + warmup_s
+        span_s = hang_at_s + longest_s
     poll_s = effective_poll_s(policy)
     if span_s / poll_s > _MAX_POLLS:
         raise InputError(

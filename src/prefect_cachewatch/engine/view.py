@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 class View:
     """Shows nothing; `cli.progress.ProgressLine` is one that does."""
 
+    def begin(self) -> None:
+        """Take in that the flow's own work begins: its run is known to the API."""
+
     def take(self, event: Event, at: float) -> None:
         """Take in an event that was told at a wall time; must not block."""
 
@@ -22,3 +25,6 @@ class View:
 
     def close(self) -> None:
         """Leave the screen."""
+
+    def end(self) -> None:
+        """Take in that the run is over, and only waits for the API."""

@@ -150,11 +150,6 @@ class FleetPolicy(InputModel):
         default="error",
         description="A storage without a concurrency limit: error; ignore: run its jobs unprotected; create:N: make one of N slots.",
     )
-    resume: bool = Field(
-        default=False,
-        description="Skip jobs without a store that an earlier, unfinished run of this fleet completed. Jobs with a store "
-        "are always skipped where their cache is whole.",
-    )
     poll_s: Duration = Field(default=15, ge=0.2, le=3600, description="Time between two looks at Prefect's API.")
     table_every_s: Duration = Field(
         default=60, ge=0.2, le=3600, description="Shortest time between two updates of the table."
@@ -190,7 +185,7 @@ class FleetPlan(InputModel):
         default="fleet",
         min_length=1,
         max_length=100,
-        description="Name of the fleet; it names its table, and runs of the same name resume each other.",
+        description="Name of the fleet; it names its table.",
     )
     policy: FleetPolicy = Field(default=FleetPolicy(), description="How the fleet goes about its jobs.")
     jobs: list[FleetJob] = Field(min_length=1, max_length=10_000, description="The jobs, one entry a cache.")

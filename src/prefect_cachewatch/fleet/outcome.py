@@ -97,12 +97,11 @@ def fleet_end(name: str, rows: Sequence[JobRow]) -> FleetEnd:
         "Fleet 'nightly': 1 of 2 caches are there; 1 failed. First: b is Stalled (no write)"
     """
     tally = count_rows(rows)
-    found = Counter(row.state for row in rows if row.kind == "done")
-    had = found["Cached"] + found["Skipped"]
+    had = sum(row.state == "Cached" for row in rows if row.kind == "done")
     lead = f"Fleet '{for_terminal(name)}': {tally.done} of {tally.total} caches are there"
     if had and had < tally.done:
         lead += f", {had} of them from before"
-    stalled = sum(row.kind == "done" and bool(row.cause) and row.state != "Skipped" for row in rows)
+    stalled = sum(row.kind == "done" and bool(row.cause) for row in rows)
     told = f" {stalled} of the generations that completed would have been stopped: see their rows." if stalled else ""
     if tally.done == tally.total:
         return FleetEnd("Completed", lead + (", all from before." if had == tally.total else f".{told}"))
@@ -192,11 +191,11 @@ def cells_of(row: JobRow) -> dict[str, str]:
     return {
         "job": for_terminal(row.name),
         "state": for_terminal(row.state) + (" (suspected)" if row.suspected else ""),
-        "cause": for_terminal(row.cause, 500),
-        "next": for_terminal(row.advice, 500),
-        "run": row.url or row.run_id or "",
         "bytes": "" if row.bytes_present is None else format_bytes(row.bytes_present),
         "rate": "" if row.rate_bytes_per_s is None else f"{format_bytes(row.rate_bytes_per_s)}/s",
+        "run": row.url or row.run_id or "",
+        "cause": for_terminal(row.cause, 500),  # long: what stands after it is out of sight in Prefect's table
+        "next": for_terminal(row.advice, 500),
         "wait": "" if row.waited_s is None else format_duration(round(row.waited_s)),
         "time": "" if row.duration_s is None else format_duration(round(row.duration_s)),
         "attempts": "" if row.attempts is None else str(row.attempts),

@@ -36,7 +36,7 @@ class JobRow:
     """One job at one moment; times in seconds, None if unknown."""
 
     name: str
-    #: Name of the flow run's state; Waiting, NotStarted and Skipped if there is no run.
+    #: Name of the flow run's state; Waiting, NotStarted and Cached if there is no run.
     state: str
     kind: Kind
     bytes_present: int | None = None

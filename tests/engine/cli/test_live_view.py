@@ -14,33 +14,30 @@ from rich.console import Console
 
 from prefect_cachewatch.cli import fleet_view, live
 from prefect_cachewatch.cli.live import render_live
-from prefect_cachewatch.cli.plain import LiveState, render_plain
+from prefect_cachewatch.cli.plain import Shown, render_plain
 from prefect_cachewatch.common.console import ConsoleWriter
+from prefect_cachewatch.engine.events import Progress, Ready
 from prefect_cachewatch.engine.narrator import describe_told
 from prefect_cachewatch.fleet.rows import JobRow
 from prefect_cachewatch.watching.sections import LoggedProgress
 
-STATE = LiveState(
-    "llama-3-70b",
-    723,
-    1159641170,
-    43,
-    12.3 * 2**20,
-    72,
-    300,
-    last_file="/mnt/cache/layers.7.w2.tensorbin",
-    suspicion="no growth for 72 s; the longest pause so far was 24 s",
-)
+NOW = Progress(
+    723, bytes_present=1159641170, files_present=43, rate_bytes_per_s=12.3 * 2**20, pause_s=72, window_s=300,
+    phase="writing", last_file="/mnt/cache/layers.7.w2.tensorbin",
+)  # fmt: skip
+SUSPECTED = "no growth for 72 s; the longest pause so far was 24 s"
+SHOWN = Shown(Ready("llama-3-70b"), suspicion=SUSPECTED)
+CALM = Shown(Ready("llama-3-70b"))
 
 
-def plain(state: LiveState, width: int = 80) -> list[str]:
+def plain(shown: Shown, now: Progress, width: int = 80) -> list[str]:
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(render_live(state))
+    console.print(render_live(shown, now))
     return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
 def test_the_view_says_bytes_rate_files_last_file_pause_and_suspicion():
-    assert plain(STATE) == [
+    assert plain(SHOWN, NOW) == [
         "llama-3-70b  1.08 GiB in 43 files  12.3 MiB/s  12 min 3 s",
         "last   layers.7.w2.tensorbin",
         "pause  ━━━╸              72 s of 5 minutes",
@@ -49,19 +46,17 @@ def test_the_view_says_bytes_rate_files_last_file_pause_and_suspicion():
 
 
 def test_an_expected_size_gives_a_share_and_the_time_left():
-    growing = replace(STATE, expected_bytes=2 * 1159641170, pause_s=2, suspicion=None)
-    assert "50 %, 90 s left" in plain(growing)[0]
-    assert "left" not in plain(replace(growing, pause_s=200))[0], "a pause makes a guess worthless"
+    sized = Shown(Ready("llama", expected_bytes=2 * 1159641170))
+    assert "50 %, 90 s left" in plain(sized, replace(NOW, pause_s=2))[0]
+    assert "left" not in plain(sized, replace(NOW, pause_s=200))[0], "a pause makes a guess worthless"
 
 
 def test_a_servers_warm_up_says_what_is_waited_for():
-    warming = replace(
-        STATE, suspicion=None, pause_s=1500, window_s=1800, warmup="http://h:1/health (connection refused)"
-    )
-    _, _, bar, until = plain(warming)
+    warming = replace(NOW, pause_s=1500, window_s=1800, waiting_for="http://h:1/health (connection refused)")
+    _, _, bar, until = plain(CALM, warming)
     assert bar.startswith("warmup  ━") and bar.endswith("25 minutes of 30 minutes")
     assert until == "until   http://h:1/health (connection refused)"
-    assert render_plain(warming).endswith(
+    assert render_plain(CALM, warming).endswith(
         "warm-up 25 minutes of 30 minutes; waiting for http://h:1/health (connection refused)"
     )
 
@@ -71,17 +66,15 @@ names = st.text(max_size=300)
 
 @given(names, names, st.integers(60, 200), st.floats(0, 1e6), st.floats(0, 1e6), st.integers(0, 10**15))
 def test_the_view_has_few_lines_that_fit_whatever_the_names(name, file, width, pause_s, window_s, size):
-    state = replace(
-        STATE, name=name, last_file=file, pause_s=pause_s, window_s=window_s, bytes_present=size, suspicion=name
-    )
-    lines = plain(state, width)
+    now = replace(NOW, last_file=file, pause_s=pause_s, window_s=window_s, bytes_present=size)
+    lines = plain(Shown(Ready(name), suspicion=name), now, width)
     assert len(lines) <= 4
     assert "\x1b" not in "".join(lines)
 
 
 @given(names)
 def test_a_plain_line_is_one_line_without_control_characters(name):
-    line = render_plain(replace(STATE, suspicion=name))
+    line = render_plain(Shown(Ready("llama"), suspicion=name), NOW)
     assert len(line) <= 400
     assert "\n" not in line and "\x1b" not in line
 
@@ -111,7 +104,7 @@ def test_what_the_output_told_is_shown_with_the_time_left_by_now():
     logged = LoggedProgress(3, 5.0, 65.0, "shard 2/4", 2.0, 4.0, 50.0, 90.0)
     told = describe_told(logged, 100.0)
     assert told == "told 2 of 4 (50 %), 55 s left"
-    assert plain(replace(STATE, told=told))[-2] == f"log    {told}"
-    assert "of 5 minutes; told 2 of 4 (50 %), 55 s left; suspected" in render_plain(replace(STATE, told=told))
+    assert plain(SHOWN, replace(NOW, told=told))[-2] == f"log    {told}"
+    assert "of 5 minutes; told 2 of 4 (50 %), 55 s left; suspected" in render_plain(SHOWN, replace(NOW, told=told))
     assert describe_told(logged, 400.0) == "told 2 of 4 (50 %)"
     assert describe_told(LoggedProgress(1, 5.0, 5.0, "graph 7 token=hunter2hunter2"), 9.0) == "told graph 7 token=***"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -33,7 +34,10 @@ def settings(*options: str, **environ: str) -> Any:
     """What `exec` would run with; raises what it raises."""
     got: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("prefect_cachewatch.cli.exec_command.run_exec", lambda found, last: got.append(found) or 0)
+        patch.setattr(
+            "prefect_cachewatch.cli.exec_command.run_exec",
+            lambda run, options, note, last: got.append(SimpleNamespace(**run, quiet=options["quiet"])) or 0,
+        )
         result = CliRunner().invoke(command_group(COMMANDS), ["exec", *options, "--", "true"], env=environ)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from prefect_cachewatch.cli.options.container import CONTAINER_SECTION, container_from, environment_from
 from prefect_cachewatch.cli.options.fields import Fields, QuantityType, build_model
 from prefect_cachewatch.cli.options.profile_choice import PROFILE_OPTIONS, profile_from
-from prefect_cachewatch.cli.options.ready import READY_SECTION, WARMUP
+from prefect_cachewatch.cli.options.ready import READY_SECTION, WARMUP, with_ready
 from prefect_cachewatch.cli.options.sections import Section, option
 from prefect_cachewatch.common.aside import Aside, look_ahead
 from prefect_cachewatch.common.secrets import hide, secret_values
@@ -223,15 +223,32 @@ def stop_from(options: dict[str, Any]) -> StopPolicy:
     return build_model(StopPolicy, **{**(profile.stop if profile is not None else {}), **_STOP.given(options)})
 
 
-def outputs_from(options: dict[str, Any]) -> Outputs:
-    """Make the outputs from the parsed options; relative paths are made absolute."""
-    names = ("report", "log", "record")
-    return Outputs(bundle=not options["no_bundle"], **{name: options[name] for name in names}).absolute()
+def run_from(options: dict[str, Any], name: str | None = None, published: bool = False) -> dict[str, Any]:
+    """Make what a run is made of from the parsed options of `guard_sections`; relative paths are made absolute.
+
+    Args:
+        options: as parsed.
+        name: as for `job_from`.
+        published: as there.
+
+    Returns:
+        Job, stall, stop, outputs and metrics by their names.
+
+    Raises:
+        CommandError: as `job_from`.
+        InputError: an option is missing or malformed.
+    """
+    named = {name: options[name] for name in ("report", "log", "record")}
+    return {
+        "job": with_ready(job_from(name, options, published), options),
+        "stall": stall_from(options),
+        "stop": stop_from(options),
+        "outputs": Outputs(bundle=not options["no_bundle"], **named).absolute(),
+        "metrics": _metrics_from(options["metrics"]),
+    }
 
 
-def metrics_from(options: dict[str, Any]) -> Metrics | None:
-    """Make the metrics settings from the parsed options; a directory is made absolute; raises InputError."""
-    where = options["metrics"]
+def _metrics_from(where: str | None) -> Metrics | None:
     if where is None:
         return None
     if where.startswith("file:") and where != "file:" and not where.startswith("file:///"):
