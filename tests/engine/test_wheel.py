@@ -65,6 +65,7 @@ def test_the_wheel_says_what_it_needs_and_starts_the_command(wheel):
     required = {re.split(r"[<>=~! ;]", line)[0] for line in re.findall(r"^Requires-Dist: ([^;\n]+)$", metadata, re.M)}
     assert required == {
         "prefect", "fastapi", "psutil", "pydantic", "click", "rich", "sqlalchemy", "pyyaml", "prometheus-client",
+        "regex",
     }  # fmt: skip
     entry_points = wheel.read(f"prefect_cachewatch-{__version__}.dist-info/entry_points.txt").decode()
     assert "cachewatch = prefect_cachewatch.cli.main:main" in entry_points
