@@ -87,7 +87,7 @@ def missing_caches(
 
     Args:
         jobs: jobs that an earlier run completed.
-        files: measures each directory in a process of its own, since a walk changes its process's working directory.
+        files: measures each directory.
         elsewhere: whether they run on other hosts: if neither the store nor the directory above is visible here, the
             job is not reported.
         patience_s: after this many seconds, a cache without an answer counts as missing.

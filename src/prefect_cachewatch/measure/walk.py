@@ -12,7 +12,8 @@ import os
 import re
 import resource
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.directories import OPEN_DIRECTORY
@@ -175,9 +176,6 @@ def sort_entries(part: Part, ignored: IgnoreTest) -> Kinds:
 class Walk:
     """One walk over all watched directories.
 
-    It changes the working directory of the process while it walks (a stat by bare name is the fastest there is from
-    Python) and ends in `/`: use it in the scan process.
-
     Args:
         roots: absolute paths of directories; none is followed if it is a symbolic link.
         visitor: gets each directory once.
@@ -199,7 +197,6 @@ class Walk:
         for root in roots:
             self.roots.append(self._walk_root(root))
         self.calls.close()
-        os.chdir("/")
 
     def _walk_root(self, root: str) -> RootScan:
         top = root.rstrip("/") + "/"
@@ -233,7 +230,6 @@ class Walk:
         identity = hash((own.st_dev, own.st_ino, own.st_mtime_ns, own.st_ctime_ns))
         if identity in self._entered:
             return []
-        os.fchdir(fd)
         listed = os.listdir(fd)
         if here in self._borders:
             listed = [name for name in listed if name not in self._borders[here]]
@@ -244,7 +240,7 @@ class Walk:
     def _parts(self, fd: int, here: str, relative: str, listed: list[str], device: int) -> Iterator[Part]:
         for start in range(0, len(listed), _PART):
             names = listed[start : start + _PART]
-            found = self.calls.each(names)
+            found = self.calls.each(fd, names)
             stats = [status for status in found if not isinstance(status, OSError)]
             if len(stats) < len(names):
                 for name, status in zip(names, found, strict=True):
@@ -293,12 +289,16 @@ def _is_elsewhere(point: str, root: str) -> bool:
         return False
 
 
+Stat = Callable[[str], os.stat_result]
+
+
 class StatCalls:
-    """The stat calls of one walk, made in the working directory; by threads where the first ones wait for a server.
+    """The stat calls of one walk; made by threads where the first ones wait for a server.
 
     Example:
         >>> calls = StatCalls()
-        >>> [type(status).__name__ for status in calls.each(["/", "/nowhere"])]
+        >>> with Opened(os.open("/", OPEN_DIRECTORY)) as root:
+        ...     [type(status).__name__ for status in calls.each(root, ["proc", "nowhere"])]
         ['stat_result', 'FileNotFoundError']
         >>> calls.close()
     """
@@ -315,27 +315,28 @@ class StatCalls:
         """Whether calls wait so long that threads make them."""
         return self._pool is not None
 
-    def each(self, names: Sequence[str]) -> list[os.stat_result | OSError]:
-        """Stat some names without following links; an entry that cannot be read yields its error."""
+    def each(self, fd: int, names: Sequence[str]) -> list[os.stat_result | OSError]:
+        """Stat some entries of a directory without following links; one that cannot be read yields its error."""
+        stat = partial(os.stat, dir_fd=fd, follow_symlinks=False)
         if self.settled:
             try:
-                return list(map(os.lstat, names))
+                return list(map(stat, names))
             except OSError:
-                return _stat_each(names)
+                return _stat_each(stat, names)
         left = max(0, _SAMPLE - self._calls)
-        found = self._sample(names[:left]) if left else []
+        found = self._sample(stat, names[:left]) if left else []
         rest = names[left:] if left else names
         if self._pool is None or len(rest) < 2:
-            return found + _stat_each(rest)
+            return found + _stat_each(stat, rest)
         slices = [rest[start::THREADS] for start in range(min(THREADS, len(rest)))]
         slow: list[os.stat_result | OSError] = [*rest]  # type: ignore[list-item]
-        for start, part in enumerate(self._pool.map(_stat_each, slices)):
+        for start, part in enumerate(self._pool.map(partial(_stat_each, stat), slices)):
             slow[start::THREADS] = part
         return found + slow
 
-    def _sample(self, names: Sequence[str]) -> list[os.stat_result | OSError]:
+    def _sample(self, stat: Stat, names: Sequence[str]) -> list[os.stat_result | OSError]:
         wall_s, cpu_s = time.perf_counter(), time.thread_time()
-        found = _stat_each(names)
+        found = _stat_each(stat, names)
         self._waited_s += time.perf_counter() - wall_s - (time.thread_time() - cpu_s)
         self._calls += len(names)
         if self._calls >= _SAMPLE:
@@ -358,11 +359,11 @@ def _voluntary_waits() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
-def _stat_each(names: Sequence[str]) -> list[os.stat_result | OSError]:
+def _stat_each(stat: Stat, names: Sequence[str]) -> list[os.stat_result | OSError]:
     found: list[os.stat_result | OSError] = []
     for name in names:
         try:
-            found.append(os.lstat(name))
+            found.append(stat(name))
         except OSError as error:
             found.append(error)
     return found

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from prefect_cachewatch.measure import walk as walk_module
+from prefect_cachewatch.measure.ledger import Ledger
 from prefect_cachewatch.measure.walk import IgnoreTest, StatCalls, Walk, sort_entries
 from support import needs_root, unavailable
 
@@ -204,9 +205,16 @@ def test_calls_that_take_long_because_the_host_is_busy_are_made_by_no_threads(mo
         walk_module, "_WAITING_S", -1.0
     )  # whatever they take is long, but none of them waits for anybody
     calls = StatCalls()
-    assert len(calls.each(["/"] * 200)) == 200
+    assert len(calls.each(-1, ["/"] * 200)) == 200
     assert (calls.threaded, calls.settled) == (False, True)
     calls.close()
+
+
+def test_a_walk_leaves_the_working_directory_as_it_is(tmp_path, monkeypatch):
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert Walk([str(tmp_path)], Ledger()).directories == 2
+    assert os.getcwd() == str(tmp_path)
 
 
 MOUNTED_MEANWHILE = """
