@@ -22,7 +22,7 @@ from prefect_cachewatch.common.secrets import redact, secret_values
 from prefect_cachewatch.config import DEFAULT_IGNORE, StallPolicy
 from prefect_cachewatch.engine.front import Front, ToldAttempt
 from prefect_cachewatch.measure.growth import Growth
-from prefect_cachewatch.report.headline import how_long
+from prefect_cachewatch.report.sections import how_long
 from prefect_cachewatch.watching.emptiness import holds_nothing
 from prefect_cachewatch.watching.learned import refuse_learned
 from prefect_cachewatch.watching.monitor import GrowthMonitor

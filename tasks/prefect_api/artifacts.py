@@ -21,14 +21,13 @@ from prefect.utilities.context import get_task_and_flow_run_ids
 from prefect_cachewatch.common.text import for_markdown, slugify
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.config import StallPolicy
-from prefect_cachewatch.report.listing_table import listing_rows
-from prefect_cachewatch.report.markdown import write_markdown
+from prefect_cachewatch.report.chart import draw_report
+from prefect_cachewatch.report.markdown import listing_rows, write_markdown
 from prefect_cachewatch.report.report import Report
 from prefect_cachewatch.report.sections import (
     Chart,
     Facts,
     Section,
-    draw_report,
     make_verdict,
     numbers,
     sections,

@@ -139,7 +139,7 @@ LOOKS = """
     from prefect_cachewatch.supervise.pinned_process import PinnedProcess
     pid = int(sys.argv[1])
     sample_processes(pid)
-    found = collect_evidence([pid], [Path("/tmp")], python_stacks=False, budget_s=20)
+    found = collect_evidence([pid], [Path("/tmp")], budget_s=20)
     assert found.processes[0].pid == pid and found.processes[0].threads, found.missing
     with contextlib.suppress(InputError):
         PinnedProcess(pid, to_stop=True).close()

@@ -15,8 +15,8 @@ from prefect.server.utilities.user_templates import render_user_template_sync
 
 from prefect_cachewatch.cli.automations import read_automations
 from prefect_cachewatch.evidence.causes import Cause
-from prefect_cachewatch.report.headline import make_headline
 from prefect_cachewatch.report.report import GrowthReport, Report, StallReport
+from prefect_cachewatch.report.sections import make_headline
 from prefect_cachewatch.tasks.prefect_api.labels import short_headline
 from prefect_cachewatch.watching.outcomes import ENDINGS
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prefect_cachewatch.evidence.readings import IoCounters, ProcessReading, ProcessSample
+from prefect_cachewatch.evidence.model import IoCounters, ProcessReading, ProcessSample
 from prefect_cachewatch.run.examination import PostMortem
 from support import assert_none_left, exec_argv, needs_root, new_tag, program, run
 

@@ -8,12 +8,27 @@ from pathlib import Path
 
 import pytest
 
-from prefect_cachewatch.evidence.model import Evidence, FilesystemFacts, GrowthFacts, ProcessFacts, PythonThread
-from prefect_cachewatch.evidence.readings import IoCounters, ThreadFacts
+from prefect_cachewatch.evidence.model import (
+    Evidence,
+    FilesystemFacts,
+    GrowthFacts,
+    IoCounters,
+    ProcessFacts,
+    PythonThread,
+    ThreadFacts,
+)
 from prefect_cachewatch.evidence.rules import find_cause
 from prefect_cachewatch.report.bundle import BundleContent, write_bundle
-from prefect_cachewatch.report.listing import DirectoryTotal, Listing, ListingEntry
-from prefect_cachewatch.report.report import GrowthReport, Report, SampleReport, StallReport, StopSection
+from prefect_cachewatch.report.report import (
+    DirectoryTotal,
+    GrowthReport,
+    Listing,
+    ListingEntry,
+    Report,
+    SampleReport,
+    StallReport,
+    StopSection,
+)
 from prefect_cachewatch.supervise.open_files import OpenFile
 
 pytestmark = pytest.mark.ui

@@ -17,7 +17,7 @@ from prefect_cachewatch.cli.tables import with_last
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration, short_moment
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.report.bundlestore import (
+from prefect_cachewatch.report.bundle import (
     default_bundle_root,
     find_bundles,
     load_end,

@@ -8,30 +8,35 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from prefect_cachewatch.common.secrets import redact, redact_argv, whole_lines
 from prefect_cachewatch.evidence.filesystem import Asking, FilesystemProbe, find_other_mounts, probe_file
-from prefect_cachewatch.evidence.model import Evidence, Missing, PressureFacts, ProcessFacts
+from prefect_cachewatch.evidence.model import (
+    Evidence,
+    Missing,
+    PressureFacts,
+    ProcessFacts,
+    ProcessSample,
+    SocketFacts,
+    ThreadFacts,
+)
 from prefect_cachewatch.evidence.procdetails import find_cgroup, list_sockets, read_cgroup, read_locks
 from prefect_cachewatch.evidence.proctree import find_descendants, read_threads, sample_processes
-from prefect_cachewatch.evidence.readings import CgroupFacts, LockWait, ProcessSample, SocketFacts, ThreadFacts
 from prefect_cachewatch.evidence.rules_storage import named_as_full
-from prefect_cachewatch.evidence.stacks import find_py_spy, read_stacks, runs_python
+from prefect_cachewatch.evidence.stacks import find_py_spy, read_stacks
 from prefect_cachewatch.evidence.waited_locks import read_lock_files
-from prefect_cachewatch.supervise.lockfiles import LockFile
 from prefect_cachewatch.supervise.open_files import OpenFile, list_open_files
 from prefect_cachewatch.supervise.output import KEPT_BYTES
-from prefect_cachewatch.supervise.proc import read_memory_file, read_proc, read_stat, read_status
+from prefect_cachewatch.supervise.proc import command_line, read_proc, read_stat, read_status
 from prefect_cachewatch.supervise.turns import read_each
 
-_MAX_FILES = 4000
 _MAX_STATTED = 1000
 _MAX_STACKS = 8
 _CAP_DAC_OVERRIDE = 1 << 1
@@ -39,10 +44,6 @@ _LOG_TAIL_BYTES = 64 * 1024
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _EACH_S, _ALL_S = 0.1, 0.5
 _DIRS_S = 0.5
-# Sent by other programs to tell something, or by timers and descriptors.
-_WAKING = (
-    signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO,
-)  # fmt: skip
 _NO_ANSWER = "the process holds a lock that reading them waits for: it hangs in the kernel"
 _LATE = "the time for the evidence was up; this part and later ones are incomplete"
 
@@ -58,7 +59,6 @@ def collect_evidence(
     places: Sequence[str] = (),
     secrets: Iterable[str] = (),
     ask: Callable[[], object] = lambda: None,
-    python_stacks: bool = True,
 ) -> Evidence:
     """Collect everything that can be known about a process tree in `budget_s` seconds.
 
@@ -74,14 +74,13 @@ def collect_evidence(
         secrets: values to remove wherever they occur.
         ask: has the tree stopped (SIGSTOP), so that all readings are of one moment; called once, after
             the threads were read; it should return quickly.
-        python_stacks: whether py-spy is run, if it is there.
 
     Returns:
         The evidence; parts that could not be read raise no exception.
 
     Example:
         >>> import os
-        >>> evidence = collect_evidence([os.getpid()], [Path("/tmp")], python_stacks=False)
+        >>> evidence = collect_evidence([os.getpid()], [Path("/tmp")])
         >>> evidence.processes[0].pid == os.getpid(), evidence.filesystems[0].path
         (True, '/tmp')
     """
@@ -91,49 +90,31 @@ def collect_evidence(
     paths = list(dict.fromkeys(map(str, cache_dirs)))
     others = find_other_mounts([*places, *named_as_full(known.log_kept or known.log_tail)], paths)
     # Their answers are awaited last; meanwhile the other evidence is put together.
-    draft = _Draft(paths, tuple(secrets), FilesystemProbe([*paths, *others]), before)
-
-    def lock_files() -> None:
-        draft.probe.wait(min(ready_s, time.monotonic() + _DIRS_S))
-        answered = draft.probe.facts()
-        draft.lock_files = read_lock_files(
-            known.log_tail, [answered[path] for path in paths], draft.files, draft.locks_text, known.growth.last_path
-        )
-
-    def answers() -> None:
-        draft.probe.wait(ready_s)
-        draft.asked.wait(ready_s)
-
-    states = {"process states": lambda: draft.read_states(roots, include_roots)}
-    _read_until(started_s + 0.4 * budget_s, states, draft.missing)
+    draft = _Draft(known, paths, tuple(secrets), FilesystemProbe([*paths, *others]), before)
+    _read_until(started_s + 0.4 * budget_s, draft, {"process states": lambda: draft.read_states(roots, include_roots)})
     try:
         ask()
     except Exception as error:  # noqa: BLE001 - evidence of a tree that could not be frozen is still evidence
         draft.miss("freeze", redact(f"{type(error).__name__}: {error}", draft.secrets))
-    details: dict[str, Callable[[], None]] = {
+    details = {
         "pressure": draft.read_pressure,
         "processes": draft.read_processes,
-        "open files": draft.read_files,
         "locks": draft.read_locks,
-        "control groups": draft.read_groups,
-        "lock files": lock_files,
-        "python stacks": (lambda: draft.read_stacks(ready_s)) if python_stacks else lambda: None,
-        "file systems": answers,
+        "lock files": lambda: draft.read_lock_files(min(ready_s, time.monotonic() + _DIRS_S)),
+        "python stacks": lambda: draft.read_stacks(ready_s),
+        "file systems": lambda: draft.await_answers(ready_s),
     }
-    _read_until(deadline_s, details, draft.missing)
+    _read_until(deadline_s, draft, details)
     # Also if an earlier part hung: an answer that came meanwhile shows that the file system responds.
     filesystems, now = draft.probe.facts(), draft.sample
     kills = (now.oom_kills, before.oom_kills) if now and before else (None, None)
     return replace(
         known,
+        **draft.found,
         window_s=max(0.0, started_s - before.monotonic_s) if before else 0.0,
-        processes=tuple(map(draft.with_files, list(draft.processes.values()))),
+        processes=tuple(map(draft.with_answers, list(draft.processes.values()))),
         filesystems=tuple(filesystems[path] for path in paths),
         other_filesystems=tuple(filesystems[path] for path in others),
-        locks=draft.locks,
-        lock_files=draft.lock_files,
-        cgroups=tuple(dict(draft.cgroups).values()),
-        pressure=draft.pressure,
         oom_kills_in_window=None if kills[0] is None or kills[1] is None else kills[0] - kills[1],
         process_count=len(draft.pids),
         collected_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -142,7 +123,7 @@ def collect_evidence(
     )
 
 
-def _read_until(deadline_s: float, parts: Mapping[str, Callable[[], None]], missing: list[Missing]) -> None:
+def _read_until(deadline_s: float, draft: _Draft, parts: Mapping[str, Callable[[], None]]) -> None:
     """Read part after part in a thread that is left behind if it takes too long; see `read_each` for single processes."""
     current = next(iter(parts))
 
@@ -152,13 +133,13 @@ def _read_until(deadline_s: float, parts: Mapping[str, Callable[[], None]], miss
             try:
                 part()
             except Exception as error:  # noqa: BLE001 - one part that fails must not cost the others
-                missing.append(Missing(current, repr(error)[:200]))
+                draft.miss(current, repr(error)[:200])
 
     thread = threading.Thread(target=read, name="cachewatch-evidence", daemon=True)
     thread.start()
     thread.join(max(0.0, deadline_s - time.monotonic()))
     if thread.is_alive():
-        missing.append(Missing(current, _LATE))
+        draft.miss(current, _LATE)
 
 
 def log_text(tail: bytes, secrets: Iterable[str]) -> str:
@@ -199,8 +180,9 @@ def kept_text(kept: bytes, secrets: Iterable[str]) -> str:
 
 @dataclass
 class _Draft:
-    """The evidence so far; the waiting thread reads it when the time is up."""
+    """The evidence so far; the waiting thread takes what is there when the time is up."""
 
+    known: Evidence
     paths: Sequence[str]
     secrets: Sequence[str]
     probe: FilesystemProbe
@@ -210,12 +192,9 @@ class _Draft:
     sample: ProcessSample | None = None
     locks_text: str = ""
     processes: dict[int, ProcessFacts] = field(default_factory=dict)
-    files: dict[int, tuple[OpenFile, ...]] = field(default_factory=dict)
     asked: Asking = field(default_factory=lambda: Asking(probe_file, {}))
-    locks: tuple[LockWait, ...] = ()
-    lock_files: tuple[LockFile, ...] = ()
-    cgroups: dict[str, CgroupFacts] = field(default_factory=dict)
-    pressure: tuple[PressureFacts, ...] = ()
+    #: Fields of the evidence, as they are had.
+    found: dict[str, Any] = field(default_factory=dict)
     missing: list[Missing] = field(default_factory=list)
 
     def miss(self, part: str, why: str) -> None:
@@ -224,6 +203,7 @@ class _Draft:
     def read_states(self, roots: Sequence[int], include_roots: bool) -> None:
         self.pids = find_descendants(roots, include_roots)
         self.locks_text = os.fsdecode(read_proc("/proc/locks"))
+        self.sample = sample_processes(roots, include_roots)
         self.threads.update(read_each(self.pids, read_threads, each_s=_EACH_S, total_s=_ALL_S))
         for pid in self.pids:
             if pid not in self.threads:
@@ -234,46 +214,52 @@ class _Draft:
             self.miss("system calls", "the kernel does not show those of every thread to this user")
         if asleep and not any(thread.kernel_stack for thread in asleep):
             self.miss("kernel stacks", "need CAP_SYS_ADMIN")
-        self.sample = sample_processes(roots, include_roots)
 
     def read_pressure(self) -> None:
         for resource in ("cpu", "io", "memory"):
             lines = read_proc(f"/proc/pressure/{resource}").decode().splitlines()
             # some avg10=0.12 avg60=0.05 avg300=0.01 total=123
-            shares = [float(pair.partition("=")[2]) for line in lines for pair in line.split()[1:3]]
+            shares = [float(pair.partition("=")[2]) for line in lines for pair in line.split()[1:2]]
             if shares:
-                self.pressure += (PressureFacts(resource, *shares),)
+                self.found["pressure"] = (*self.found.get("pressure", ()), PressureFacts(resource, *shares))
 
     def read_processes(self) -> None:
-        words = read_each(self.pids, _read_words, each_s=_EACH_S, total_s=_ALL_S)
         for pid in self.pids:
-            if (facts := self._read_process(pid, *words.get(pid, (None, "")))) is not None:
-                self.processes[pid] = facts
-                if pid not in words:
-                    self.miss(f"command line of {pid}", _NO_ANSWER)
+            self._read_totals(pid)
+        tables: dict[str, Mapping[int, SocketFacts]] = {}
+        whole = read_each(list(self.processes), lambda pid: self._read_holdings(pid, tables), each_s=_EACH_S)
+        for pid, process in self.processes.items():
+            if pid not in whole:
+                self.miss(f"command line and open files of {pid}", _NO_ANSWER)
+            elif process.file_count is None:
+                self.miss(f"open files of {pid}", "this user may not read them")
+        # Files outside the caches first: if a cache's file system hangs, only its own files lack an answer.
+        asked = [
+            (f.in_cache, pid, f.fd)
+            for pid, one in self.processes.items()
+            for f in one.files
+            if f.kind in ("file", "device")
+        ]
+        self.asked = Asking(
+            probe_file, {f"{pid}:{fd}": f"/proc/{pid}/fd/{fd}" for _, pid, fd in sorted(asked)[:_MAX_STATTED]}
+        )
+        groups = dict.fromkeys(process.cgroup for process in self.processes.values() if process.cgroup)
+        self.found["cgroups"] = tuple(map(read_cgroup, groups))
 
-    def _read_process(self, pid: int, argv: list[str] | None, cwd: str) -> ProcessFacts | None:
+    def _read_totals(self, pid: int) -> None:
+        """Read what does not wait for a process that hangs."""
         status, started = read_status(f"/proc/{pid}/status"), read_stat(pid)
-        if not status or started is None:
-            return None
-        name = os.fsdecode(status[b"Name"])
-        argv = argv if argv is not None else [f"[{name}]"]
-        if argv and os.path.basename(argv[0]).startswith(name):
-            name = os.path.basename(argv[0])  # the kernel keeps 15 bytes of it
+        if not status or started is None:  # it has just ended
+            return
         resident, swap, uids = (status.get(key, b"").split() for key in (b"VmRSS", b"VmSwap", b"Uid"))
-        nice = 0
-        with contextlib.suppress(OSError):  # it has just ended
-            nice = os.getpriority(os.PRIO_PROCESS, pid)
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - started.start_ticks / _TICKS_PER_S
-        threads = self.threads.get(pid, ())
         now = self.sample.readings.get(pid) if self.sample else None
         since = now.since(self.before.readings.get(pid)) if now and self.before else None
-        return ProcessFacts(
+        threads = self.threads.get(pid, ())
+        self.processes[pid] = ProcessFacts(
             pid=pid,
             parent_pid=started.parent,
-            name=redact(name, self.secrets),
-            argv=tuple(redact_argv(argv, self.secrets)[:256]),
-            state=threads[0].state if threads else "?",
+            name=redact(os.fsdecode(status[b"Name"]), self.secrets),
             age_s=max(0.0, age_s) if started.start_ticks >= 0 else 0.0,  # it hung before its start time was read
             cpu_s=now.cpu_s if now else 0.0,
             cpu_in_window_s=since.cpu_s if since else None,
@@ -281,94 +267,74 @@ class _Draft:
             turns_in_window=since.turns if since else None,
             resident_bytes=int(resident[0]) * 1024 if resident else 0,
             swap_bytes=int(swap[0]) * 1024 if swap else None,
-            nice=nice,
             uid=int(uids[1]) if len(uids) > 1 else -1,
             may_override_permissions=bool(int(status.get(b"CapEff", b"0"), 16) & _CAP_DAC_OVERRIDE),
             tracer_pid=int(status.get(b"TracerPid", b"0")),
-            can_be_woken=_can_be_woken(pid, status),
             major_faults_in_window=since.major_faults if since else None,
+            state=threads[0].state if threads else "?",
             threads=threads,
             thread_count=int(status[b"Threads"]),
             io=now.io if now else None,
             io_in_window=since.io if since else None,
-            cwd=redact(cwd, self.secrets),
             cgroup=find_cgroup(pid),
         )
 
-    def read_files(self) -> None:
-        left = _MAX_FILES
-        tables: dict[str, Mapping[int, SocketFacts]] = {}
+    def _read_holdings(self, pid: int, tables: dict[str, Mapping[int, SocketFacts]]) -> None:
+        """Read what may wait for the process: its open files, then its working directory and its command line."""
+        files, count = list_open_files(pid, self.paths)
+        sockets = tuple(list_sockets(pid, files, tables))
+        self.processes[pid] = replace(self.processes[pid], files=files, file_count=count, sockets=sockets)
+        with contextlib.suppress(OSError):  # it belongs to another user
+            self.processes[pid] = replace(self.processes[pid], cwd=os.readlink(f"/proc/{pid}/cwd"))
+        argv, name = command_line(pid), self.processes[pid].name
+        if argv and os.path.basename(argv[0]).startswith(name):
+            name = redact(os.path.basename(argv[0]), self.secrets)  # the kernel keeps 15 bytes of it
+        argv = redact_argv(argv, self.secrets)[:256]
+        self.processes[pid] = replace(self.processes[pid], argv=tuple(argv), name=name)
 
-        def read(pid: int) -> None:
-            nonlocal left
-            files, count = list_open_files(pid, self.paths, min(256, left))
-            left -= len(files)
-            self.processes[pid] = replace(self.processes[pid], files=files, file_count=count)
-            self.files[pid] = files
-            sockets = tuple(list_sockets(pid, files, tables))
-            self.processes[pid] = replace(self.processes[pid], sockets=sockets)
-
-        read_each(list(self.processes), read, each_s=_EACH_S)
-        if left <= 0:
-            self.miss("open files", f"only the first {_MAX_FILES} of the tree are listed")
-        if denied := sum(self.processes[pid].file_count is None for pid in self.files):
-            self.miss("open files", f"{denied} processes may not be read by this user")
-        # Files outside the caches first: if a cache's file system hangs, only its own files lack an answer.
-        wanted = [(f.in_cache, pid, f.fd) for pid, fs in self.files.items() for f in fs if f.kind in ("file", "device")]
-        chosen = sorted(wanted)[:_MAX_STATTED]
-        self.asked = Asking(probe_file, {f"{pid}:{fd}": f"/proc/{pid}/fd/{fd}" for _, pid, fd in chosen})
-
-    def with_files(self, process: ProcessFacts) -> ProcessFacts:
-        """Add what the file systems said of its open files."""
-        answers, files = self.asked.answers, list[OpenFile]()
+    def with_answers(self, process: ProcessFacts) -> ProcessFacts:
+        """Add what the file systems said of its open files; from here on its working directory is for people."""
+        files: list[OpenFile] = []
         for file in process.files:
-            answer = dict(answers.get(f"{process.pid}:{file.fd}", {}))
+            answer = dict(self.asked.answers.get(f"{process.pid}:{file.fd}", {}))
             if file.kind == "device":  # what lies under /dev stays one, whatever serves it (a FIFO or a FUSE file)
                 answer.pop("kind", None)
             files.append(replace(file, **answer))
-        return replace(process, files=tuple(files))
+        return replace(process, files=tuple(files), cwd=redact(process.cwd, self.secrets))
+
+    def await_answers(self, deadline_s: float) -> None:
+        self.probe.wait(deadline_s)
+        self.asked.wait(deadline_s)
 
     def read_locks(self) -> None:
-        names = {pid: process.name for pid, process in self.processes.items()}
-        self.locks = read_locks(self.locks_text, self.files, names, self.secrets)
+        self.found["locks"] = read_locks(self.locks_text, self.processes, self.secrets)
 
-    def read_groups(self) -> None:
-        for directory in {process.cgroup: None for process in self.processes.values() if process.cgroup}:
-            self.cgroups[directory] = read_cgroup(directory)
+    def read_lock_files(self, deadline_s: float) -> None:
+        self.probe.wait(deadline_s)
+        answered = self.probe.facts()
+        self.found["lock_files"] = read_lock_files(
+            self.known, [answered[path] for path in self.paths], self.processes, self.locks_text
+        )
 
     def read_stacks(self, deadline_s: float) -> None:
-        found = read_each(self.processes, runs_python, each_s=_EACH_S, total_s=_ALL_S)
-        pids, executable = [pid for pid in self.processes if found.get(pid)], find_py_spy()
-        if pids and executable is None:
+        python = [one for one in self.processes.values() if one.argv and _runs_python(one)]
+        executable = find_py_spy()
+        if python and executable is None:
             self.miss("python stacks", "py-spy is not installed: pip install 'prefect-cachewatch[stacks]'")
-        if not pids or executable is None:
+        if not python or executable is None:
             return
         # Running processes first, then the deepest: the others wait for the leaves.
-        running = {pid for pid in pids if any(thread.state in "RD" for thread in self.threads.get(pid, ()))}
-        order = sorted(pids, key=lambda pid: (pid not in running, -self.pids.index(pid)))
-        stacks, failed = read_stacks(executable, order[:_MAX_STACKS], deadline_s)
+        python.sort(key=lambda one: (not any(each.state in "RD" for each in one.threads), -self.pids.index(one.pid)))
+        stacks, failed = read_stacks(executable, [process.pid for process in python[:_MAX_STACKS]], deadline_s)
         for pid, threads in stacks.items():
             self.processes[pid] = replace(self.processes[pid], python_threads=threads)
         for pid, why in failed.items():
             self.miss(f"python stack of {pid}", why)
-        if len(order) > _MAX_STACKS:
-            self.miss("python stacks", f"only {_MAX_STACKS} of {len(order)} processes were looked at")
+        if len(python) > _MAX_STACKS:
+            self.miss("python stacks", f"only {_MAX_STACKS} of {len(python)} processes were looked at")
 
 
-def _read_words(pid: int) -> tuple[list[str], str]:
-    """A process's argv and working directory, which may block."""
-    argv, cwd = [b""], ""
-    with contextlib.suppress(OSError):
-        argv = read_memory_file(pid, "cmdline", 1 << 16).split(b"\0")
-    with contextlib.suppress(OSError):
-        cwd = os.readlink(f"/proc/{pid}/cwd")
-    return [os.fsdecode(word) for word in (argv if argv[-1] else argv[:-1])], cwd
-
-
-def _can_be_woken(pid: int, status: Mapping[bytes, bytes]) -> bool | None:
-    if b"SigCgt" not in status or not os.path.exists(f"/proc/{pid}/timers"):
-        return None
-    handled = int(status[b"SigCgt"], 16)
-    # The C library's own two come before the first that programs may use.
-    waking = any(handled >> (number - 1) & 1 for number in _WAKING) or bool(handled >> (signal.SIGRTMIN - 1))
-    return waking or bool(read_proc(f"/proc/{pid}/timers").strip())
+def _runs_python(process: ProcessFacts) -> bool:
+    return process.name.startswith(("python", "pypy")) or os.path.basename(process.argv[0]).startswith(
+        ("python", "pypy")
+    )

@@ -36,7 +36,7 @@ def probe_directory(path: str) -> dict[str, Any]:
         space, facts = read_space(path), os.stat(path)
     except OSError as error:
         return {"error": error.strerror or str(error)}
-    owner = {"owner_uid": facts.st_uid, "owner_gid": facts.st_gid, "mode": stat.S_IMODE(facts.st_mode)}
+    owner = {"owner_uid": facts.st_uid, "mode": stat.S_IMODE(facts.st_mode)}
     return {**space, **owner, "changed_age_s": max(0.0, time.time() - facts.st_ctime)}
 
 
@@ -95,16 +95,14 @@ class FilesystemProbe:
     """
 
     def __init__(self, dirs: Sequence[str]) -> None:
-        mounts = read_mounts()
-        found = {path: mount_of(path, mounts) for path in dirs}
-        self._facts = {
-            path: FilesystemFacts(path, mount.type, mount.source, mount.mount_point, mount.options)
-            if mount is not None
-            else FilesystemFacts(path)
-            for path, mount in found.items()
-        }
-        by_mount: dict[str, dict[str, str]] = {}
-        for path, facts in self._facts.items():
+        mounts, by_mount = read_mounts(), dict[str, dict[str, str]]()
+        self._facts: list[FilesystemFacts] = []
+        for path in dirs:
+            mount = mount_of(path, mounts)
+            facts = FilesystemFacts(path)
+            if mount is not None:
+                facts = FilesystemFacts(path, mount.type, mount.source, mount.mount_point, mount.options)
+            self._facts.append(facts)
             by_mount.setdefault(facts.mount_point, {})[path] = path
         self._asking = {point: Asking(probe_directory, paths) for point, paths in by_mount.items()}
 
@@ -116,10 +114,10 @@ class FilesystemProbe:
     def facts(self) -> dict[str, FilesystemFacts]:
         """Join mount table and answers, by directory; one without an answer did not respond, unless its thread was late."""
         joined = {}
-        for path, facts in self._facts.items():
+        for facts in self._facts:
             asking = self._asking[facts.mount_point]
             silence = {"responded": False, "error": "no answer in time"} if asking.hangs() else {"error": _LATE}
-            joined[path] = replace(facts, **asking.answers.get(path, silence))
+            joined[facts.path] = replace(facts, **asking.answers.get(facts.path, silence))
         return joined
 
 
@@ -138,7 +136,7 @@ def find_other_mounts(places: Sequence[str], cache_dirs: Sequence[str]) -> list[
         ['/proc']
     """
     mounts = read_mounts()
-    own = {mount.mount_point for path in cache_dirs if (mount := mount_of(path, mounts)) is not None}
+    own = {mount.mount_point for path in cache_dirs if (mount := mount_of(path, mounts))}
     found = (mount_of(path, mounts) for path in places if path.startswith("/"))
-    others = dict.fromkeys(mount.mount_point for mount in found if mount is not None and not mount.read_only)
+    others = dict.fromkeys(mount.mount_point for mount in found if mount and not mount.read_only)
     return [point for point in others if point not in own][:_OTHERS_MAX]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
 
 from prefect_cachewatch.evidence.crash_table import CRASH_RULES, CrashRule
 
@@ -17,9 +16,7 @@ _HALF_MAX = 1000  # of a long line both ends are read
 _APART = 25  # that many ordinary lines between two errors: the earlier one was survived
 _RECENT = 60
 _CONTEXT = 8
-_SURE_WEIGHT = 24
-_EXCEPTION_WEIGHT = 20
-_CONSEQUENCE_WEIGHT = 10
+_SURE_WEIGHT, _EXCEPTION_WEIGHT, _CONSEQUENCE_WEIGHT = 24, 20, 10
 
 _CODES = re.compile(r"(?:\x1b|#033|\\x1b|\\u001b)\[[0-9;?]{0,24}[A-Za-z]|\x1b\][^\x07\x1b]{0,200}\x07|\x1b[()][A-Z0-9]")
 _CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]")
@@ -95,12 +92,15 @@ def find_last_words(log_tail: str) -> LastWords | None:
         ('missing_file', True)
     """
     lines = _read(log_tail)
-    found = [one for index, line in enumerate(lines) if (one := _judge(lines, index, line)) is not None]
-    if not found:
-        return None
-    groups = [_strongest(group) for group in _groups(found)]
-    causes = [best for best in groups if best.rule.weight > _CONSEQUENCE_WEIGHT]
-    return _told(lines, (causes or groups)[-1])
+    groups: list[list[_Found]] = []
+    for index in range(len(lines)):
+        if (one := _judge(lines, index)) is not None:
+            if not groups or index - groups[-1][-1].index > _APART:
+                groups.append([])
+            groups[-1].append(one)
+    strongest = [_strongest(group) for group in groups]
+    causes = [best for best in strongest if best.rule.weight > _CONSEQUENCE_WEIGHT]
+    return _told(lines, (causes or strongest)[-1]) if strongest else None
 
 
 def readable_lines(log_tail: str) -> list[str]:
@@ -139,31 +139,18 @@ def _read(log_tail: str) -> list[_Line]:
     return lines
 
 
-def _judge(lines: list[_Line], index: int, line: _Line) -> _Found | None:
+def _judge(lines: list[_Line], index: int) -> _Found | None:
+    line = lines[index]
     if line.trace or line.quiet or not line.text:
         return None
-    for rule in CRASH_RULES:
-        if _compiled(rule.pattern).search(line.text):
-            formal = _ends_traceback(lines, index) or _FORMAL.search(line.text) or _RAISED.match(line.text)
-            return _Found(rule, index, rule.weight + (0.5 if formal else 0.0))
-    if _ends_traceback(lines, index) and _RAISED.match(line.text):
-        return _Found(CRASH_RULES[-1], index, _EXCEPTION_WEIGHT + 0.5)
-    return None
-
-
-def _ends_traceback(lines: list[_Line], index: int) -> bool:
-    before = lines[index - 1] if index else None
-    return before is not None and before.trace
-
-
-def _groups(found: list[_Found]) -> list[list[_Found]]:
-    groups: list[list[_Found]] = []
-    for one in found:
-        if groups and one.index - groups[-1][-1].index <= _APART:
-            groups[-1].append(one)
-        else:
-            groups.append([one])
-    return groups
+    ends_traceback = index > 0 and lines[index - 1].trace
+    rule = next((rule for rule in CRASH_RULES if re.search(rule.pattern, line.text)), None)
+    if rule is None and ends_traceback and _RAISED.match(line.text):
+        rule = CRASH_RULES[-1]
+    if rule is None:
+        return None
+    formal = ends_traceback or _FORMAL.search(line.text) or _RAISED.match(line.text)
+    return _Found(rule, index, rule.weight + (0.5 if formal else 0.0))
 
 
 def _strongest(group: list[_Found]) -> _Found:
@@ -179,24 +166,22 @@ def _told(lines: list[_Line], found: _Found) -> LastWords:
     if index + 2 < len(lines) and lines[index + 1].text == "info:":
         line = f"{line} {lines[index + 2].text}"
     context = tuple(one.text for one in lines[max(0, index - _CONTEXT // 2) : index + _CONTEXT // 2])
-    formal = found.strength > rule.weight
-    sure = len(lines) - index <= _RECENT and (
-        rule.weight >= _SURE_WEIGHT or (formal and rule.weight == _EXCEPTION_WEIGHT)
-    )
-    return LastWords(rule, line, _where(lines, index, rule), context, sure)
+    is_end = rule.weight >= _SURE_WEIGHT or (found.strength > rule.weight == _EXCEPTION_WEIGHT)
+    return LastWords(rule, line, _where(lines, index, rule), context, is_end and len(lines) - index <= _RECENT)
 
 
 def _where(lines: list[_Line], index: int, rule: CrashRule) -> str:
-    near = [line.text for line in lines[max(0, index - 3) : index + 12]]
+    near = "\n".join(line.text for line in lines[max(0, index - 3) : index + 12])
     if rule.category == "segmentation_fault":
-        library = next((match[1] for text in near if (match := _LIBRARY.search(text))), "")
-        return f"in {library}" if library else ""
+        library = _LIBRARY.search(near)
+        return f"in {library[1]}" if library else ""
     parts = [_own_frame(lines, index)]
     if rule.category in ("device_fault", "gpu_out_of_memory"):
-        place = next((match[1] or match[2] for text in near if (match := _PLACE.search(text))), "")
-        device = next((match[1] for text in near if (match := _DEVICE.search(text))), "")
-        parts += [f"at {place.rsplit('/', 1)[-1]}" if place else "", f"device {device}" if device else ""]
-    return ", ".join(part for part in parts if part)
+        if place := _PLACE.search(near):
+            parts.append(f"at {(place[1] or place[2]).rpartition('/')[2]}")
+        if device := _DEVICE.search(near):
+            parts.append(f"device {device[1]}")
+    return ", ".join(filter(None, parts))
 
 
 def _own_frame(lines: list[_Line], index: int) -> str:
@@ -211,8 +196,3 @@ def _own_frame(lines: list[_Line], index: int) -> str:
         if frame is not None and not _FOREIGN.search(frame[1]):
             return f"{frame[3] or 'module'} ({frame[1].rsplit('/', 1)[-1]}:{frame[2]})"
     return ""
-
-
-@cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)

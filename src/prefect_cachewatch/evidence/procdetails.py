@@ -12,13 +12,15 @@ import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from prefect_cachewatch.common.mounts import read_mounts
 from prefect_cachewatch.common.proc_locks import lock_waits
 from prefect_cachewatch.common.secrets import redact_argv
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_moment
 from prefect_cachewatch.common.users import user_name
-from prefect_cachewatch.evidence.readings import CgroupFacts, LockWait, SocketFacts
+from prefect_cachewatch.evidence.model import CgroupFacts, LockWait, ProcessFacts, SocketFacts
 from prefect_cachewatch.supervise.open_files import OpenFile
 from prefect_cachewatch.supervise.proc import namespace_of, read_proc, read_stat, read_status
 from prefect_cachewatch.supervise.reading import argv_within
@@ -54,46 +56,41 @@ def list_sockets(
     return [replace(facts, fd=fd) for fd, facts in found if facts]
 
 
-def read_locks(
-    text: str, processes: Mapping[int, Sequence[OpenFile]], names: Mapping[int, str], secrets: Sequence[str] = ()
-) -> tuple[LockWait, ...]:
+def read_locks(text: str, processes: Mapping[int, ProcessFacts], secrets: Sequence[str] = ()) -> tuple[LockWait, ...]:
     """Find the file locks that processes of the tree wait for.
 
     Args:
         text: /proc/locks, read before the tree was frozen: a stopped process waits for no lock.
-        processes: the tree's pids and their open files.
-        names: names of processes already known; a holder outside the tree is looked up.
+        processes: the tree; a holder outside of it is looked up.
         secrets: values that must not appear in the holder's command line.
 
     Returns:
         One entry a waiting process and lock.
     """
-    paths = {f.inode: f.target for files in processes.values() for f in files if f.inode is not None}
+    paths = {f.inode: f.target for process in processes.values() for f in process.files if f.inode is not None}
     found = [(wait, lock.pid if lock is not None else 0) for wait, lock in lock_waits(text) if wait.pid in processes]
     return tuple(
-        LockWait(
-            wait.pid,
-            holder,
-            wait.kind,
-            paths.get(wait.inode, ""),
-            names.get(holder) or os.fsdecode(read_proc(f"/proc/{holder}/comm")).strip(),
-            holder in processes,
-            *_describe_holder(holder, secrets),
-        )
+        LockWait(wait.pid, holder, wait.kind, paths.get(wait.inode, ""), **_describe_holder(holder, processes, secrets))
         for wait, holder in found
     )
 
 
-def _describe_holder(pid: int, secrets: Sequence[str]) -> tuple[str, str, str]:
-    """Command line, user and start of a lock's holder; a pid alone means nothing an hour later."""
-    stat = read_stat(pid) if pid > 0 else None
-    if stat is None:
-        return "", "", ""
-    argv = argv_within(pid, _ARGV_S)
-    uid = read_status(f"/proc/{pid}/status").get(b"Uid", b"").split()
+def _describe_holder(pid: int, tree: Mapping[int, ProcessFacts], secrets: Sequence[str]) -> dict[str, Any]:
+    """Name, start, user and command line of a lock's holder; a pid alone means nothing an hour later."""
+    status, stat = read_status(f"/proc/{pid}/status"), read_stat(pid) if pid > 0 else None
+    if stat is None or not status:
+        return {
+            "holder": f"pid {pid}" if pid > 0 else "a process that is not visible from here (another container or host)"
+        }
     running_s = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / os.sysconf("SC_CLK_TCK")
-    since = format_moment(time.time() - running_s)[:16].replace("T", " ") + " UTC" if stat.start_ticks >= 0 else ""
-    return " ".join(redact_argv(argv, secrets)), user_name(int(uid[0])) if uid else "", since
+    since = format_moment(time.time() - running_s)[:16].replace("T", " ") if stat.start_ticks >= 0 else ""
+    name = tree[pid].name if pid in tree else os.fsdecode(status[b"Name"])
+    argv, user = redact_argv(argv_within(pid, _ARGV_S), secrets), user_name(int(status[b"Uid"].split()[0]))
+    return {
+        "holder": f"pid {pid} ({for_terminal(name, 40)}{since and f', since {since} UTC'})",
+        "holder_command": f"of {user}: {for_terminal(' '.join(argv), 200)}",
+        "holder_in_tree": pid in tree,
+    }
 
 
 def find_cgroup(pid: int) -> str:

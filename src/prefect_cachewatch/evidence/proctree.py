@@ -1,4 +1,4 @@
-"""The process tree from /proc: its processes, what they used, and what their threads wait in.
+"""The process tree from /proc: its processes, what they used, what their threads wait in, and how those ended that did.
 
 It only reads /proc, which touches no file system that may hang. Files of it that wait for a lock of the process
 (`stat`, `io`, system calls) are read with a deadline. A process that ends while it is read is left out: that is
@@ -7,53 +7,45 @@ normal. Open files are in `supervise.open_files`, sockets and limits in `procdet
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from prefect_cachewatch.evidence.readings import IoCounters, ProcessReading, ProcessSample, ThreadFacts
+from prefect_cachewatch.evidence.model import EndedProcess, IoCounters, ProcessReading, ProcessSample, ThreadFacts
 from prefect_cachewatch.supervise.proc import children, read_proc, read_status, stat_fields
 from prefect_cachewatch.supervise.turns import read_each
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _MAX_THREADS = 256
 _SAMPLE_S = 1.0
-
-
-_X86_64 = {
-    0: "read", 1: "write", 2: "open", 3: "close", 4: "stat", 5: "fstat", 6: "lstat", 7: "poll", 16: "ioctl",
-    17: "pread64", 18: "pwrite64", 19: "readv", 20: "writev", 23: "select", 34: "pause", 35: "nanosleep",
-    40: "sendfile", 42: "connect", 43: "accept", 44: "sendto", 45: "recvfrom", 46: "sendmsg", 47: "recvmsg",
-    56: "clone", 58: "vfork", 61: "wait4", 72: "fcntl", 73: "flock", 74: "fsync", 75: "fdatasync", 77: "ftruncate", 78: "getdents",
-    82: "rename", 83: "mkdir", 87: "unlink", 128: "rt_sigtimedwait", 130: "rt_sigsuspend", 137: "statfs",
-    138: "fstatfs", 162: "sync", 202: "futex", 208: "io_getevents", 217: "getdents64", 219: "restart_syscall",
-    230: "clock_nanosleep", 232: "epoll_wait", 247: "waitid", 257: "openat", 262: "newfstatat", 263: "unlinkat",
-    264: "renameat", 270: "pselect6", 271: "ppoll", 275: "splice", 281: "epoll_pwait", 285: "fallocate",
-    288: "accept4", 295: "preadv", 296: "pwritev", 299: "recvmmsg", 306: "syncfs", 307: "sendmmsg",
-    316: "renameat2", 326: "copy_file_range", 332: "statx", 426: "io_uring_enter", 437: "openat2",
-    435: "clone3", 441: "epoll_pwait2", 449: "futex_waitv", 455: "futex_wait",
-}  # fmt: skip
-_GENERIC = {
-    22: "epoll_pwait", 25: "fcntl", 29: "ioctl", 32: "flock", 34: "mkdirat", 35: "unlinkat", 38: "renameat",
-    43: "statfs", 44: "fstatfs", 46: "ftruncate", 47: "fallocate", 56: "openat", 57: "close", 61: "getdents64",
-    63: "read", 64: "write", 65: "readv", 66: "writev", 67: "pread64", 68: "pwrite64", 69: "preadv", 70: "pwritev",
-    71: "sendfile", 72: "pselect6", 73: "ppoll", 76: "splice", 79: "newfstatat", 80: "fstat", 81: "sync",
-    82: "fsync", 83: "fdatasync", 95: "waitid", 98: "futex", 101: "nanosleep", 115: "clock_nanosleep",
-    128: "restart_syscall", 133: "rt_sigsuspend", 137: "rt_sigtimedwait", 202: "accept", 203: "connect",
-    206: "sendto", 207: "recvfrom", 211: "sendmsg", 212: "recvmsg", 220: "clone", 242: "accept4", 243: "recvmmsg", 260: "wait4",
-    267: "syncfs", 269: "sendmmsg", 276: "renameat2", 285: "copy_file_range", 291: "statx", 426: "io_uring_enter",
-    435: "clone3", 437: "openat2", 441: "epoll_pwait2", 449: "futex_waitv", 455: "futex_wait",
-}  # fmt: skip
-_TABLES = {"x86_64": _X86_64, "aarch64": _GENERIC, "riscv64": _GENERIC}
-_FUTEX_PRIVATE = 128
+_OPEN_MAX = 256
+_ENDED_MAX = 50
+_TOLD = 5
+# struct pidfd_info of linux/pidfd.h: mask, cgroup, eleven numbers, exit code.
+_INFO = struct.Struct("=QQ11Ii")
+_GET_INFO, _WITH_EXIT = 0xC040FF0B, 1 << 3
+_EXIT_CODE = 49  # of the fields of /proc/PID/stat from the state on
+# Name, with a star if its first argument is a descriptor; number on x86-64; number on arm64 and riscv64.
+_CALLS = """
+read* 0 63, write* 1 64, open 2 -, close* 3 57, stat 4 -, fstat* 5 80, lstat 6 -, poll 7 -, ioctl* 16 29,
+pread64* 17 67, pwrite64* 18 68, readv* 19 65, writev* 20 66, select 23 -, pause 34 -, nanosleep 35 101,
+sendfile 40 71, connect* 42 203, accept* 43 202, sendto* 44 206, recvfrom* 45 207, sendmsg* 46 211, recvmsg* 47 212,
+clone 56 220, vfork 58 -, wait4 61 260, fcntl* 72 25, flock* 73 32, fsync* 74 82, fdatasync* 75 83, ftruncate* 77 46,
+getdents* 78 -, rename 82 -, mkdir 83 -, unlink 87 -, rt_sigtimedwait 128 137, rt_sigsuspend 130 133, statfs 137 43,
+fstatfs* 138 44, sync 162 81, futex 202 98, io_getevents 208 -, getdents64* 217 61, restart_syscall 219 128,
+clock_nanosleep 230 115, epoll_wait 232 -, waitid 247 95, openat 257 56, newfstatat 262 79, unlinkat 263 35,
+renameat 264 38, pselect6 270 72, ppoll 271 73, splice 275 76, epoll_pwait 281 22, fallocate* 285 47,
+accept4* 288 242, preadv* 295 69, pwritev* 296 70, recvmmsg* 299 243, syncfs* 306 267, sendmmsg* 307 269,
+renameat2 316 276, copy_file_range 326 285, statx 332 291, io_uring_enter 426 426, openat2 437 437, clone3 435 435,
+epoll_pwait2 441 441, futex_waitv 449 449, futex_wait 455 455, mkdirat - 34
+"""
+_COLUMNS = {"x86_64": 1, "aarch64": 2, "riscv64": 2}
 _MINUS_ONE = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
-_FD_FIRST = frozenset((
-    "read", "write", "pread64", "pwrite64", "readv", "writev", "preadv", "pwritev", "ioctl", "connect", "accept", "accept4",
-    "sendto", "recvfrom", "sendmsg", "recvmsg", "recvmmsg", "sendmmsg", "fcntl", "flock", "fsync", "fdatasync", "ftruncate",
-    "fallocate", "fstat", "fstatfs", "getdents", "getdents64", "close", "syncfs",
-))  # fmt: skip
+_NAMES = {column: {call.split()[column]: call.split()[0] for call in _CALLS.split(",")} for column in (1, 2)}
 _TIMED = ("nanosleep", "clock_nanosleep", "restart_syscall", "rt_sigtimedwait")
 _F_SETLKW = (7, 38)  # F_SETLKW and F_OFD_SETLKW
 _MAX_POLLED = 64
@@ -173,19 +165,10 @@ def _read_thread(pid: int, tid: int, with_calls: bool) -> ThreadFacts | None:
     if thread.state in "RZX" or not with_calls:
         return thread
     channel, line, stack = (os.fsdecode(read_proc(f"{here}/{name}", 8192)) for name in ("wchan", "syscall", "stack"))
-    call = decode_syscall(
-        line, lambda address, size: read_memory(pid, address, size), lambda fd: _epoll_targets(pid, fd)
-    )
     frames = tuple(filter(None, (frame.partition("] ")[2] for frame in stack.splitlines()[:24])))
-    return replace(
-        thread,
-        wait_channel=channel.strip().removeprefix("0"),
-        syscall=call.name,
-        waits_on=call.fds,
-        timed=call.timed,
-        path=call.path,
-        kernel_stack=frames,
-        private=call.private,
+    thread = replace(thread, wait_channel=channel.strip().removeprefix("0"), kernel_stack=frames)
+    return decode_syscall(
+        thread, line, lambda address, size: read_memory(pid, address, size), lambda fd: _epoll_targets(pid, fd)
     )
 
 
@@ -209,26 +192,17 @@ def _epoll_targets(pid: int, fd: int) -> tuple[int, ...]:
     return tuple(int(line.split()[1]) for line in lines if line.startswith(b"tfd:"))[:64]
 
 
-@dataclass(frozen=True)
-class BlockedCall:
-    """A decoded system call: its name, the descriptors waited for, whether it ends by itself, a path."""
-
-    name: str = ""
-    fds: tuple[int, ...] = ()
-    timed: bool | None = None
-    path: str = ""
-    private: bool | None = None
-
-
 def decode_syscall(
+    thread: ThreadFacts,
     line: str,
     read_memory: ReadMemory = lambda address, size: b"",
     epoll_targets: EpollTargets = lambda fd: (),
     machine: str = "",
-) -> BlockedCall:
-    """Read one line of /proc/PID/task/TID/syscall.
+) -> ThreadFacts:
+    """Add what a line of /proc/PID/task/TID/syscall says to what is known of a thread.
 
     Args:
+        thread: the thread.
         line: `NUMBER ARG1 .. ARG6 SP PC`, `running`, or `-1 SP PC`.
         read_memory: (address, bytes) -> memory of that process, used for the descriptors of
             poll and select and for a path being opened, nothing else.
@@ -236,51 +210,44 @@ def decode_syscall(
         machine: as `os.uname().machine`, default this machine's.
 
     Returns:
-        The call; an empty name for a running thread, an unknown call or machine.
+        The thread; without a call if it runs, or if the call or the machine is not known.
 
     Example:
-        >>> decode_syscall("202 0x7f 0x80 0x2 0x0 0x0 0x0 0x7ffe 0x7fdc", machine="x86_64")
-        BlockedCall(name='futex', fds=(), timed=False, path='', private=True)
+        >>> decode_syscall(ThreadFacts(7), "202 0x7f 0x80 0x2 0x0 0x0 0x0 0x7ffe 0x7fdc", machine="x86_64").syscall
+        'futex'
     """
     words = line.split()
     if not words or words[0] == "running":
-        return BlockedCall()
+        return thread
     if words[0] == "-1":
-        return BlockedCall("fault")
-    name = call_name(int(words[0]), machine)
-    args = [int(word, 16) for word in words[1:7]]
+        return replace(thread, syscall="fault")
+    column = _COLUMNS.get(machine or os.uname().machine, 0)
+    known = _NAMES.get(column, {}).get(words[0], "")
+    name, args = known.rstrip("*"), [int(word, 16) for word in words[1:7]]
+
+    def waits(fds: tuple[int, ...] = (), timed: bool | None = False, path: str = "") -> ThreadFacts:
+        return replace(thread, syscall=name, waits_on=fds, timed=timed, path=path)
+
     if not name or len(args) < 6:
-        return BlockedCall(name)
+        return waits(timed=None)
     fd = args[0] & 0xFFFFFFFF
     match name:
         case "fcntl" if args[1] not in _F_SETLKW:
-            return BlockedCall(name, (fd,))
-        case "futex":
-            return BlockedCall(name, (), args[3] != 0, private=bool(args[1] & _FUTEX_PRIVATE))
-        case "futex_waitv" | "futex_wait":
-            return BlockedCall(name, (), args[3 if name == "futex_waitv" else 4] != 0)
+            return waits((fd,), None)
+        case "futex" | "futex_waitv" | "futex_wait":
+            return waits(timed=args[4 if name == "futex_wait" else 3] != 0)
         case "poll" | "ppoll":
             timed = args[2] != 0 if name == "ppoll" else args[2] not in _MINUS_ONE
-            return BlockedCall(name, _polled(read_memory, args[0], args[1]), timed)
+            return waits(_polled(read_memory, args[0], args[1]), timed)
         case "select" | "pselect6":
-            return BlockedCall(name, _selected(read_memory, args[0], args[1:4]), args[4] != 0)
+            return waits(_selected(read_memory, args[0], args[1:4]), args[4] != 0)
         case "epoll_wait" | "epoll_pwait" | "epoll_pwait2":
             forever = (0,) if name == "epoll_pwait2" else _MINUS_ONE
-            return BlockedCall(name, epoll_targets(fd), args[3] not in forever)
+            return waits(epoll_targets(fd), args[3] not in forever)
         case "open" | "openat" | "openat2":
             path = read_memory(args[0 if name == "open" else 1], 4096).partition(b"\0")[0]
-            return BlockedCall(name, (), False, os.fsdecode(path))
-    return BlockedCall(name, (fd,), False) if name in _FD_FIRST else BlockedCall(name, (), name in _TIMED)
-
-
-def call_name(number: int, machine: str = "") -> str:
-    """Name a system call of a machine (as `os.uname().machine`, default this one's); empty if it is not known.
-
-    Example:
-        >>> call_name(202, "x86_64"), call_name(98, "aarch64"), call_name(1, "s390x")
-        ('futex', 'futex', '')
-    """
-    return _TABLES.get(machine or os.uname().machine, {}).get(number, "")
+            return waits(path=os.fsdecode(path))
+    return waits((fd,)) if known.endswith("*") else waits(timed=name in _TIMED)
 
 
 def _polled(read_memory: ReadMemory, address: int, count: int) -> tuple[int, ...]:
@@ -299,3 +266,73 @@ def _selected(read_memory: ReadMemory, highest: int, addresses: list[int]) -> tu
         raw = read_memory(address, size)
         chosen.update(bit for bit in range(len(raw) * 8) if raw[bit // 8] >> bit % 8 & 1)
     return tuple(sorted(chosen))[:_MAX_POLLED]
+
+
+class EndedProcesses:
+    """Follows the processes of one attempt from sample to sample; each by its pid and start time."""
+
+    def __init__(self) -> None:
+        self._alive: dict[tuple[int, int], tuple[str, float, int]] = {}  # name, since when, pidfd or -1
+        self._ended: dict[tuple[int, int], EndedProcess] = {}  # `ago_s` is its moment until it is told
+
+    def note(self, sample: ProcessSample) -> None:
+        """Take in a sample.
+
+        Args:
+            sample: of the whole tree.
+        """
+        here = {(pid, reading.start_ticks): reading.state for pid, reading in sample.readings.items()}
+        for key in [key for key in self._alive if key not in here]:
+            self._end(key, sample.monotonic_s, _exit_info(self._alive[key][2]))
+        for key in [key for key in here if key not in self._ended]:
+            pid, fd = key[0], -1
+            if key not in self._alive:
+                name = os.fsdecode(read_proc(f"/proc/{pid}/comm")).strip()
+                with contextlib.suppress(OSError):  # it has ended
+                    fd = os.pidfd_open(pid) if len(self._alive) < _OPEN_MAX else -1
+                self._alive[key] = name, sample.monotonic_s, fd
+            if here[key] == "Z":
+                fields = stat_fields(f"/proc/{pid}/stat")
+                self._end(key, sample.monotonic_s, int(fields[_EXIT_CODE]) if len(fields) > _EXIT_CODE else None)
+
+    def told(self, now_s: float) -> tuple[EndedProcess, ...]:
+        """Return the last ones that are worth telling: those that ended badly, and those that had lived for a while.
+
+        Args:
+            now_s: monotonic time.
+
+        Returns:
+            The latest first.
+        """
+        found = [one for one in reversed(self._ended.values()) if one.lived_s > 0 or one.status]
+        return tuple(replace(one, ago_s=max(0.0, now_s - one.ago_s)) for one in found[:_TOLD])
+
+    def close(self) -> None:
+        """Let go of the processes."""
+        for _, _, fd in self._alive.values():
+            _close(fd)
+        self._alive.clear()
+
+    def _end(self, key: tuple[int, int], now_s: float, status: int | None) -> None:
+        name, since_s, fd = self._alive.pop(key)
+        _close(fd)
+        self._ended[key] = EndedProcess(key[0], name, now_s, now_s - since_s, status)
+        while len(self._ended) > _ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
+
+
+def _exit_info(fd: int) -> int | None:
+    """The wait status of an ended process that was reaped, which Linux 6.15 and later tell by its pidfd."""
+    buffer = bytearray(_INFO.size)
+    _INFO.pack_into(buffer, 0, _WITH_EXIT, *[0] * 13)
+    try:
+        fcntl.ioctl(fd, _GET_INFO, buffer)
+    except (OSError, ValueError):
+        return None
+    mask, *_, status = _INFO.unpack(buffer)
+    return int(status) if mask & _WITH_EXIT else None
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)

@@ -5,6 +5,7 @@ Each takes the view of an evidence and returns the cause, or None where it does 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatch
@@ -13,10 +14,8 @@ from prefect_cachewatch.common.mounts import is_in
 from prefect_cachewatch.common.temporary import is_temporary
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.evidence.causes import Cause, Confidence
-from prefect_cachewatch.evidence.model import FilesystemFacts, ProcessFacts
-from prefect_cachewatch.evidence.readings import FILLING_BYTES_PER_S
+from prefect_cachewatch.evidence.model import FILLING_BYTES_PER_S, FilesystemFacts, ProcessFacts
 from prefect_cachewatch.evidence.view import DENIED, NO_SPACE, QUOTA, READ_ONLY, View, quoted, shown, who
-from prefect_cachewatch.evidence.waits import WaitKind
 from prefect_cachewatch.measure.walk import DEFAULT_IGNORE
 from prefect_cachewatch.supervise.open_files import OpenFile
 
@@ -24,19 +23,20 @@ _MIB = 1 << 20
 _FULL_LINES = 5
 _PATH = re.compile(r"(?<![\w/])/[^\s'\"<>|,;()\[\]{}]{1,4000}")
 _DISCARDED_BYTES = 1 << 16
+_NO_FACTS = FilesystemFacts("the cache directory")
 
 
 def filesystem_unresponsive(view: View) -> Cause | None:
     """A cache directory's file system did not answer a statvfs in time; certain if another call hangs in it too."""
-    hung, known = next((f for f in view.evidence.filesystems if not f.responded), None), view.evidence.filesystems
-    blind = view.evidence.growth.kind == "filesystem_unresponsive"
+    known, blind = view.evidence.filesystems, view.evidence.growth.kind == "filesystem_unresponsive"
+    hung = next((f for f in known if not f.responded), None)
     if hung is None and not blind:
         return None
-    facts = hung or next(iter(known), FilesystemFacts("the cache directory"))
+    facts = hung or next(iter(known), _NO_FACTS)
     summary = f"the {facts.type or 'unknown'} file system under {shown(facts.path)} does not answer"
     line = f"{_mount(facts)}: statvfs and stat {facts.error or 'did not return in time'}"
     # A busy machine also delays a single statvfs: failed scans, or a process in the kernel, must confirm it.
-    sure = hung and (blind or any(wait.kind is WaitKind.DISK for wait in view.waits))
+    sure = hung and (blind or any(wait.kind == "disk" for wait in view.waits))
     return Cause("filesystem_unresponsive", summary, (line,), "high" if sure else "medium")
 
 
@@ -46,7 +46,7 @@ def cache_directory_missing(view: View) -> Cause | None:
     gone = next((f for f in known if "No such file" in f.error), None)
     if gone is None and view.evidence.growth.kind != "cache_directory_missing":
         return None
-    path = shown(gone.path if gone else next((f.path for f in known), "the cache directory"))
+    path = shown((gone or next(iter(known), _NO_FACTS)).path)
     summary = f"{path} is gone: it was removed, renamed or unmounted during the run"
     return Cause("cache_directory_missing", summary, (f"stat {path}: {gone.error if gone else 'missing'}",))
 
@@ -57,15 +57,14 @@ def read_only_filesystem(view: View) -> Cause | None:
     line = view.log_line(READ_ONLY)
     if facts is None and not (line and view.names_cache(line)):
         return None
-    summary = f"the file system under {shown(facts.path) if facts else 'the cache directory'} is read-only"
-    lines: tuple[str, ...] = (_mount(facts) if facts else "",)
-    sure: Confidence = "high" if facts else "medium"
-    return Cause("read_only_filesystem", summary, lines, sure, quoted(line))
+    summary = f"the file system under {shown((facts or _NO_FACTS).path)} is read-only"
+    lines = (_mount(facts),) if facts else ()
+    return Cause("read_only_filesystem", summary, lines, "high" if facts else "medium", quoted(line))
 
 
 def inodes_exhausted(view: View) -> Cause | None:
     """No inode is free: no new file can be made, whatever space is left."""
-    facts = next(filter(_has_no_inode, view.evidence.filesystems), None)
+    facts = next((f for f in view.evidence.filesystems if f.has_no_inode), None)
     if facts is None:
         return None
     summary = f"no inode is free under {shown(facts.path)}: no new file can be made there"
@@ -76,19 +75,18 @@ def inodes_exhausted(view: View) -> Cause | None:
 def disk_full(view: View) -> Cause | None:
     """There is no space for the generator's user, or its log says that there was none."""
     line, own = view.log_line(NO_SPACE), view.evidence.filesystems
-    if (facts := next(filter(_has_no_space, own), None)) is not None:
+    if (facts := next((f for f in own if f.has_no_space), None)) is not None:
         summary = f"the file system under {shown(facts.path)} is full ({format_bytes(facts.free_bytes or 0)} free)"
         return Cause("disk_full", summary, (_mount(facts), *_spaces([facts])), said=quoted(line))
+    others = sorted(view.evidence.other_filesystems, key=lambda facts: -len(facts.path))
     # Full still, so that an old line counts.
     old = next((each for each in view.evidence.log_kept.splitlines() if NO_SPACE.search(each)), "")
-    if (other := _other_full(view, line or old)) is not None or not line:
+    if (other := _other_full(view, others, line or old)) is not None or not line:
         return other
-    tight = any(f.free_bytes and f.free_bytes < 0.05 * (f.total_bytes or 0) for f in own)
     sure: Confidence = "medium" if view.alive else "high"
-    if tight or view.names_cache(line):
+    if any(f.free_bytes and f.free_bytes < 0.05 * (f.total_bytes or 0) for f in own) or view.names_cache(line):
         summary = "the generator ran out of space on its cache's file system"
         return Cause("disk_full", summary, _spaces(own), sure, quoted(line))
-    others = sorted(view.evidence.other_filesystems, key=lambda facts: -len(facts.path))
     where = next((facts.path for facts in others for place in _places(line) if is_in(place, facts.path)), "")
     summary = "the generator's log says that a file system was full, and it is not the cache's"
     if where:
@@ -97,14 +95,15 @@ def disk_full(view: View) -> Cause | None:
     return Cause("disk_full", summary, _spaces([*own, *others]), sure, quoted(line))
 
 
-def _other_full(view: View, line: str) -> Cause | None:
+def _other_full(view: View, others: Iterable[FilesystemFacts], line: str) -> Cause | None:
     """A file system that the tree uses besides its cache's is full: its log says so, it writes a file there, or it retries."""
-    written = [f.target for one in view.alive for f in one.files if f.kind == "file" and "w" in f.access]
-    for facts in view.evidence.other_filesystems:
+    written = [file.target for file in view.files if "w" in file.access]
+    for facts in others:
         writes = any(is_in(target, facts.path) for target in written)
-        no_space = bool(facts.total_bytes) and _has_no_space(facts)
-        if (no_space or _has_no_inode(facts)) and (line or writes or view.polls):
-            what = f"is full ({format_bytes(facts.free_bytes or 0)} free)" if no_space else "has no free inode"
+        if (facts.has_no_space or facts.has_no_inode) and (line or writes or view.polls):
+            what = "has no free inode"
+            if facts.has_no_space:
+                what = f"is full ({format_bytes(facts.free_bytes or 0)} free)"
             summary = f"the file system on {shown(facts.path)} {what}, and it is not the cache's"
             sure: Confidence = "high" if line else "medium" if writes else "low"
             return Cause("disk_full", summary, (_mount(facts), *_spaces([facts])), sure, quoted(line))
@@ -141,23 +140,31 @@ def permission_denied(view: View) -> Cause | None:
     """The generator's user may not write in the cache directory."""
     line = view.log_line(DENIED)
     for facts in view.evidence.filesystems:
-        for process in view.alive:
-            if _may_not_write(process, facts):
-                summary = f"{who(process)} runs as uid {process.uid} and may not write in {shown(facts.path)}"
-                lines = (f"{shown(facts.path)} belongs to uid {facts.owner_uid}, mode {facts.mode or 0:04o}",)
-                sure: Confidence = "high" if line or view.evidence.growth.first_write_s is None else "medium"
-                return Cause("permission_denied", summary, lines, sure, quoted(line))
+        process = next((process for process in view.alive if _may_not_write(process, facts)), None)
+        if process is not None:
+            summary = f"{who(process)} runs as uid {process.uid} and may not write in {shown(facts.path)}"
+            lines = (f"{shown(facts.path)} belongs to uid {facts.owner_uid}, mode {facts.mode or 0:04o}",)
+            sure: Confidence = "high" if line or view.evidence.growth.first_write_s is None else "medium"
+            return Cause("permission_denied", summary, lines, sure, quoted(line))
     if not line or not view.names_cache(line):
         return None
     summary, sure = "the generator was refused access to a file of its cache", "medium" if view.alive else "high"
     return Cause("permission_denied", summary, (), sure, quoted(line))
 
 
+def _may_not_write(process: ProcessFacts, facts: FilesystemFacts) -> bool:
+    if facts.mode is None or process.uid is None or process.may_override_permissions is not False:
+        return False
+    # The process may be in the directory's group: only a directory without write permission for its group is certain.
+    return not facts.mode & (0o200 if process.uid == facts.owner_uid else 0o022)
+
+
 def in_place_writes(view: View) -> Cause | None:
     """Files are written without growing: their modification time moves, their size does not."""
     growth, written = view.evidence.growth, view.written_bytes or 0
-    lately = [file.target for file in _written_lately(view, in_cache=True) if _is_lasting(file)]
-    names = list(dict.fromkeys((*growth.touched, *lately)))
+    lately = (file.target for file in _written_lately(view, in_cache=True))
+    lasting = (path for path in lately if not path.endswith(" (deleted)") and not is_temporary(path.rpartition("/")[2]))
+    names = list(dict.fromkeys((*growth.touched, *lasting)))
     # A heartbeat file changes too, and a log is written beside it: filling takes more bytes than these.
     filled = written >= FILLING_BYTES_PER_S * max(1.0, view.window_s)
     if not (names or growth.changed_in_place) or not (filled or (not names and written >= _MIB)):
@@ -171,9 +178,10 @@ def in_place_writes(view: View) -> Cause | None:
 
 def churning(view: View) -> Cause | None:
     """Bytes are written and thrown away again, with their files or out of them; nothing stays."""
-    growth, recent_s = view.evidence.growth, _recent_s(view)
+    growth = view.evidence.growth
     # No scan sees a file that lives for less than a poll; the directory's own time shows it.
-    stirred = any(f.changed_age_s is not None and f.changed_age_s <= recent_s for f in view.evidence.filesystems)
+    ages = [f.changed_age_s for f in view.evidence.filesystems if f.changed_age_s is not None]
+    stirred = min(ages, default=math.inf) <= _recent_s(view)
     hidden = stirred and (view.written_bytes or 0) >= _MIB and not _written_lately(view, in_cache=False)
     if growth.kind != "churning" and growth.discarded_bytes < _DISCARDED_BYTES and not hidden:
         return None
@@ -208,14 +216,15 @@ def reading_checkpoint(view: View) -> Cause | None:
     rate, written = view.read_bytes_per_s or 0, view.written_bytes or 0
     if rate < _MIB or written > 0.1 * rate * view.window_s:
         return None
-    files = [file for process in view.alive for file in process.files if file.kind == "file"]
-    inputs = [file for file in files if file.access == "r" and not file.in_cache]
+    inputs = [file for file in view.files if file.access == "r" and not file.in_cache]
     largest = max(inputs, key=lambda file: file.size_bytes or 0, default=None)
     early = view.evidence.growth.first_write_s is None
     what, yet = shown(largest.target) if largest else "its input", "has not written yet" if early else "does not write"
-    read = f"{format_bytes(rate * view.window_s)} read in {view.window_s:.1f} s, {format_bytes(written)} written"
+    lines = (
+        f"{format_bytes(rate * view.window_s)} read in {view.window_s:.1f} s, {format_bytes(written)} written",
+        f"at byte {largest.position_bytes or 0} of {largest.size_bytes or 0} of {what}" if largest else "",
+    )
     summary = f"it is reading {what} at {format_bytes(rate)}/s and {yet}"
-    lines = (read, f"at {_position(largest)}" if largest else "")
     return Cause("reading_checkpoint", summary, lines, "high" if early and largest else "medium")
 
 
@@ -230,25 +239,6 @@ def still_writing(view: View) -> Cause | None:
     return Cause("still_writing", summary, (line,))
 
 
-def _has_no_space(facts: FilesystemFacts) -> bool:
-    return facts.free_bytes is not None and facts.free_bytes < _MIB
-
-
-def _has_no_inode(facts: FilesystemFacts) -> bool:
-    return bool(facts.total_inodes) and facts.free_inodes is not None and facts.free_inodes < 2
-
-
-def _may_not_write(process: ProcessFacts, facts: FilesystemFacts) -> bool:
-    if facts.mode is None or process.uid is None or process.may_override_permissions is not False:
-        return False
-    # The process may be in the directory's group: only a directory without write permission for its group is certain.
-    return not facts.mode & (0o200 if process.uid == facts.owner_uid else 0o022)
-
-
-def _is_lasting(file: OpenFile) -> bool:
-    return not file.target.endswith(" (deleted)") and not is_temporary(file.target.rpartition("/")[2])
-
-
 def _recent_s(view: View) -> float:
     return max(1.0, 0.5 * view.window_s)
 
@@ -256,9 +246,8 @@ def _recent_s(view: View) -> float:
 def _written_lately(view: View, in_cache: bool) -> list[OpenFile]:
     found = {
         file.target: file
-        for process in view.alive
-        for file in process.files
-        if file.kind == "file" and "w" in file.access and file.in_cache is in_cache and (file.fd > 2 or in_cache)
+        for file in view.files
+        if "w" in file.access and file.in_cache is in_cache and (file.fd > 2 or in_cache)
         if file.changed_age_s is not None and file.changed_age_s <= _recent_s(view)
         if not any(fnmatch(file.target.rpartition("/")[2], glob) for glob in DEFAULT_IGNORE)
     }
@@ -279,10 +268,3 @@ def _spaces(filesystems: Iterable[FilesystemFacts]) -> tuple[str, ...]:
 
 def _written(view: View) -> str:
     return f"{format_bytes(view.written_bytes or 0)} written by the tree in {view.window_s:.1f} s"
-
-
-def _position(file: OpenFile) -> str:
-    if not file.size_bytes:
-        return f"byte {file.position_bytes or 0} of {shown(file.target)}"
-    share = 100 * (file.position_bytes or 0) / file.size_bytes
-    return f"{share:.0f} % of {shown(file.target)} ({format_bytes(file.size_bytes)})"

@@ -6,7 +6,6 @@ function, file and line are taken from its answer, no argv.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -27,20 +26,6 @@ def find_py_spy() -> str | None:
     """Find py-spy beside this Python or on PATH; None where the extra `stacks` is not installed."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
-
-
-def runs_python(pid: int) -> bool:
-    """Say whether a process's executable is a Python interpreter.
-
-    Example:
-        >>> import os
-        >>> runs_python(os.getpid())
-        True
-    """
-    try:
-        return Path(os.readlink(f"/proc/{pid}/exe")).name.startswith(("python", "pypy"))
-    except OSError:
-        return False
 
 
 def parse_py_spy(text: str) -> tuple[PythonThread, ...]:
@@ -85,30 +70,23 @@ def read_stacks(
         The threads of each process, and why there are none of the others.
     """
     found, failed = dict[int, tuple[PythonThread, ...]](), dict[int, str]()
-    with contextlib.ExitStack() as stack:
-        running: dict[int, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
-        for pid in pids:
-            # A file, not a pipe: a dump that does not fit a pipe must not wait for us.
-            out: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())
-            try:
-                command = [executable, "dump", "--nonblocking", "--json", "--pid", str(pid)]
-                running[pid] = subprocess.Popen(command, stdout=out, stderr=out), out
-            except OSError as error:
-                failed[pid] = f"py-spy: {error.strerror}"
-        for pid, (child, out) in running.items():
+    running: dict[int, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
+    for pid in pids:
+        # A file, not a pipe: a dump that does not fit a pipe must not wait for us.
+        out: IO[bytes] = tempfile.TemporaryFile()
+        command = [executable, "dump", "--nonblocking", "--json", "--pid", str(pid)]
+        running[pid] = subprocess.Popen(command, stdout=out, stderr=out), out
+    for pid, (child, out) in running.items():
+        with out:
             try:
                 child.wait(max(0.0, deadline_s - time.monotonic()))
             except subprocess.TimeoutExpired:
                 child.kill()
                 failed[pid] = "py-spy did not answer in time"
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(0.2)
                 continue
             out.seek(0)
             text = out.read(1 << 22).decode(errors="replace")
-            if child.returncode == 0 and (threads := parse_py_spy(text)):
-                found[pid] = threads
-            else:
-                last = text.strip().rpartition("\n")[2]
-                failed[pid] = f"py-spy: {last[:200]}" if last else f"py-spy exit code {child.returncode}"
+        found[pid] = parse_py_spy(text) if child.returncode == 0 else ()
+        if not found[pid]:
+            failed[pid] = f"py-spy, exit code {child.returncode}: {text.strip().rpartition(chr(10))[2][:200]}"
     return found, failed

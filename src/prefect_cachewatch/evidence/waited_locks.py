@@ -8,27 +8,21 @@ for one is judged by the rules.
 from __future__ import annotations
 
 import contextlib
-import math
+import itertools
 import os
 import re
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from prefect_cachewatch.common.mounts import is_in, mount_of, read_mounts
 from prefect_cachewatch.common.proc_locks import parse_locks
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.evidence.model import FilesystemFacts
+from prefect_cachewatch.evidence.model import Evidence, FilesystemFacts, ProcessFacts
 from prefect_cachewatch.supervise.filelocks import describe_holders, find_holders
 from prefect_cachewatch.supervise.lockfiles import LockFile, find_lock_files, has_lock_name, look_at_lock
-from prefect_cachewatch.supervise.open_files import OpenFile
 from prefect_cachewatch.supervise.proc import read_proc
 
-# Hugging Face's hub: "Still waiting to acquire lock on X (elapsed: 20.1 seconds)"; filelock: "The file lock 'X' could not
-# be acquired", "Lock 140 not acquired on X, waiting 0.05 seconds".
-_NAMED = re.compile(
-    r"(?i)(?:wait\w*|acquir\w*)\b[^/\n]{0,100}(/[^'\"\n]{1,4000}?\.lock)\b|lock ['\"]?(/[^'\"\n]{1,4000}?\.lock)\b.{0,3}(?:could not|cannot) be acquired"
-)
 _WAITS = re.compile(r"(?i)\b(?:wait|lock|acquir|block|held|busy|retry|baton|another process)")
 _LOCK_WORD = re.compile(
     r"(?i)\b(?:lock|locked|baton|mutex|semaphore|acquir\w*|another (?:process|instance|run|worker|rank|build\w*))\b"
@@ -57,6 +51,8 @@ def named_locks(log_tail: str) -> tuple[str, ...]:
     Example:
         >>> named_locks("Still waiting to acquire lock on /hub/.locks/a.lock (elapsed: 20.1 seconds)\\n")
         ('/hub/.locks/a.lock',)
+        >>> named_locks("The file lock '/my hub/a.lock' could not be acquired\\nLock 140 not acquired on /hub/b.lock, waiting 0.05 seconds")
+        ('/hub/b.lock', '/my hub/a.lock')
         >>> named_locks("another process builds it: waiting for /c/pack_cpu/baton\\n")
         ('/c/pack_cpu/baton',)
         >>> named_locks("blocked: another process is building 'my pack/in progress'\\n")
@@ -65,7 +61,6 @@ def named_locks(log_tail: str) -> tuple[str, ...]:
     lines = [line[:5000] for line in log_tail.splitlines() if line.strip()][-_LAST_LINES:]
     found: list[str] = []
     for line in reversed(lines):
-        found += [match[1] or match[2] for match in _NAMED.finditer(line)]
         if not _WAITS.search(line) or (_HAS.search(line) and not _HAS_NOT.search(line)):
             continue
         paths = [quoted or bare.rstrip(".:!?`") for quoted, bare in _PATH.findall(line)]
@@ -74,23 +69,20 @@ def named_locks(log_tail: str) -> tuple[str, ...]:
 
 
 def read_lock_files(
-    log_tail: str,
-    filesystems: Sequence[FilesystemFacts],
-    files: Mapping[int, Iterable[OpenFile]],
-    locks_text: str = "",
-    last_path: str = "",
+    known: Evidence, filesystems: Sequence[FilesystemFacts], tree: Mapping[int, ProcessFacts], locks_text: str = ""
 ) -> tuple[LockFile, ...]:
     """Look at the lock files that the log names, that the tree has open, and that lie in the cache directories.
 
+    Only file systems that are known to answer are touched: those of the cache directories, once they did, and local ones.
+
     Args:
-        log_tail: the end of the log.
-        filesystems: of the cache directories; those that have not answered are left alone.
-        files: the tree's pids and their open files.
+        known: the end of the log, and the file that grew last: its directory is looked through first.
+        filesystems: what the cache directories' file systems answered.
+        tree: its processes, with their open files.
         locks_text: /proc/locks.
-        last_path: the file that grew last: a lock is often beside it.
 
     Returns:
-        Those that the log names, then those that are open, then the others.
+        What was found of them; of each whether a process of the tree has it open.
     """
     mounts, tops = read_mounts(), {facts.path: facts for facts in filesystems}
 
@@ -100,25 +92,27 @@ def read_lock_files(
         return top.responded if top is not None else mount is not None and not mount.is_network
 
     locked = {lock.inode: lock.mark for lock in parse_locks(locks_text) if not lock.waits and lock.exclusive}
-    cwds, found = _working_directories(files), dict[str, LockFile]()
+    cwds = dict.fromkeys(process.cwd for process in tree.values() if process.cwd)
     # The log may name a lock by a path from the working directory.
-    named = [os.path.normpath(os.path.join(cwd, name)) for name in named_locks(log_tail) for cwd in cwds or ["/"]]
-    held = [file for opened in files.values() for file in opened if file.kind == "file"]
-    in_use = {file.target for file in held}
+    named = [os.path.normpath(os.path.join(cwd, name)) for name in named_locks(known.log_tail) for cwd in cwds or ["/"]]
+    held = [file for process in tree.values() for file in process.files if file.kind == "file"]
     opened = [file.target for file in held if has_lock_name(file.target) or file.inode in locked]
-    directories = [os.path.dirname(path) for path in (*named, last_path) if any(is_in(path, top) for top in tops)]
-    shared = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    batons = (f"{cwd}/{name}" for cwd in cwds for name in _BATONS)
+    last = (*named, known.growth.last_path)
+    directories = [os.path.dirname(path) for path in last if any(is_in(path, top) for top in tops)]
     below = find_lock_files([path for path in (*directories, *tops) if may_be_asked(path)], locked)
-    shared_batons = find_lock_files([shared], ()) if may_be_asked(shared) else iter(())
-    places = (*named[:_MOST], *opened[:_MOST], *below, *batons)
-    for path in (*places, *(path for path in shared_batons if os.path.basename(path) in _BATONS)):
+    shared = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    shared_locks = find_lock_files([shared], ()) if may_be_asked(shared) else iter(())
+    batons = (path for path in shared_locks if os.path.basename(path) in _BATONS)
+    beside = (f"{cwd}/{name}" for cwd in cwds for name in _BATONS)
+    found: dict[str, LockFile] = {}
+    for path in itertools.chain(named[:_MOST], opened[:_MOST], below, beside, batons):
         if len(found) >= _MOST:
             break
         lock = look_at_lock(path) if path not in found and may_be_asked(path) else None
-        if lock is None or lock.pid in files:  # a lock of the tree's own is not waited for
+        if lock is None or lock.pid in tree:  # a lock of the tree's own is not waited for
             continue
-        lock = _with_holder(replace(lock, in_log=path in named, in_use=path in in_use), locked, files)
+        in_use = any(file.target == path for file in held)
+        lock = _with_holder(replace(lock, in_log=path in named, in_use=in_use), locked, tree)
         if lock is not None:
             found[path] = lock
     return tuple(found.values())
@@ -145,21 +139,12 @@ def _with_holder(lock: LockFile, locked: Mapping[int, str], tree: Collection[int
     return lock
 
 
-def _working_directories(pids: Iterable[int | str], until_s: float = math.inf) -> dict[str, int | str]:
-    """The working directories of processes, each with one of those that work there."""
-    found: dict[str, int | str] = {}
-    for pid in pids:
-        if time.monotonic() > until_s:
-            break
-        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
-            found.setdefault(os.readlink(f"/proc/{pid}/cwd"), pid)
-    return found
-
-
 def _find_worker(directory: str, tree: Collection[int]) -> str | None:
     """Find a process that is not of the tree and works in a directory: what it locks by a mere file shows nowhere else."""
-    others = (name for name in os.listdir("/proc") if name.isdigit() and int(name) not in tree)
-    pid = _working_directories(others, time.monotonic() + _LOOK_S).get(directory)
-    if pid is None:
-        return None
-    return f"pid {pid} ({for_terminal(os.fsdecode(read_proc(f'/proc/{pid}/comm')).strip(), 40)})"
+    end_s = time.monotonic() + _LOOK_S
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) not in tree and time.monotonic() < end_s:
+            with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+                if os.readlink(f"/proc/{name}/cwd") == directory:
+                    return f"pid {name} ({for_terminal(os.fsdecode(read_proc(f'/proc/{name}/comm')).strip(), 40)})"
+    return None

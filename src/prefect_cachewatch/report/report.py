@@ -5,9 +5,7 @@ Within a version fields are added, never renamed or removed; `docs/reference.md`
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
 import json
 import os
 import time
@@ -21,10 +19,10 @@ from prefect_cachewatch import __version__
 from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.common.files import is_special, write_file
 from prefect_cachewatch.common.secrets import redact_all, redact_argv
+from prefect_cachewatch.common.temporary import is_temporary
 from prefect_cachewatch.common.units import format_moment
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.evidence.causes import Cause
-from prefect_cachewatch.report.listing import Listing, build_listing
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.learned import LearnedWindow
 from prefect_cachewatch.watching.leaving import describe_left_alone
@@ -41,6 +39,7 @@ from prefect_cachewatch.watching.sections import (
 from prefect_cachewatch.watching.stall import Suspicion
 
 Section = TypeVar("Section", "GrowthReport", "StopSection", Suspicion)
+Flag = Literal["suspect_partial", "temporary", "empty", "sparse", "grew_in_window"]
 
 
 @dataclass(frozen=True)
@@ -91,30 +90,65 @@ class GrowthReport:
 
 
 @dataclass(frozen=True)
-class ProcessReport:
-    """One process of the generator's tree."""
-
-    pid: int
-    #: State letter of proc(5) when it was found.
-    state: str
-    #: Its command line, secrets redacted, at most 32 words.
-    argv: list[str]
-
-
-@dataclass(frozen=True)
 class StopSection:
-    """How the tree was stopped; null where the generator ended by itself."""
+    """How the tree was stopped; null where the generator ended by itself.
+
+    Of each process its pid, its state letter of proc(5) when it was found, and its command line: secrets redacted, at most 32 words.
+    """
 
     #: From the last growth (or the start) to the decision.
     decided_after_last_growth_s: float | None
     #: From the decision to the last process gone.
     gone_after_s: float
-    #: Ended after SIGTERM.
-    terminated: list[ProcessReport]
+    #: Ended after SIGTERM: of each process its `pid`, `state` (the letter of proc(5) when it was found) and `argv` (secrets redacted, at
+    #: most 32 words).
+    terminated: list[dict[str, Any]]
     #: Needed SIGKILL after the grace period.
-    killed: list[ProcessReport]
+    killed: list[dict[str, Any]]
     #: Could not be killed (state D).
-    survivors: list[ProcessReport]
+    survivors: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class ListingEntry:
+    """One file."""
+
+    #: Absolute path; undecodable bytes as surrogate escapes.
+    path: str
+    #: Apparent size.
+    size_bytes: int
+    #: Blocks on disk x 512.
+    allocated_bytes: int
+    #: Modification time, ISO 8601 in UTC.
+    modified_at: str
+    #: Seconds from the modification to the end of the attempt.
+    age_s: float
+    #: What is remarkable about it.
+    flags: list[Flag]
+
+
+@dataclass(frozen=True)
+class DirectoryTotal:
+    """Files of one directory that are not listed one by one."""
+
+    path: str
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of the cache directories: those that may be cut first; within each part what grew last, then what changed last."""
+
+    #: All files, listed or not; a hard-linked file once.
+    total_files: int
+    #: Their apparent size.
+    total_bytes: int
+    #: Whether some files are only in `rest`.
+    truncated: bool
+    entries: list[ListingEntry]
+    #: Totals per directory of the files that are not in `entries`.
+    rest: list[DirectoryTotal]
 
 
 @dataclass(frozen=True)
@@ -227,14 +261,12 @@ def build_report(
         growth.bytes_written, growth.allocated_written, growth.bytes_present, growth.files_present, outcome.first_write_s,
         outcome.last_growth_s, outcome.longest_pause_s, [_rounded(one) for one in outcome.suspicions], samples,
     )  # fmt: skip
-    doubts = [{"category": one.category, "severity": one.severity, "message": one.message} for one in outcome.doubts]
+    taken = ("facts", "headline", "exit_code", "signal", "ready", "learned")
+    same: dict[str, Any] = {name: getattr(outcome, name) for name in taken}
     return Report(
         outcome=outcome.name,
         stall=StallReport(outcome.kind, outcome.window_s, outcome.pause_s, outcome.learned_stop is not None),
-        facts=outcome.facts,
-        headline=outcome.headline,
-        exit_code=outcome.exit_code,
-        signal=outcome.signal,
+        **same,
         name=name,
         command=redact_argv(command, secrets),
         cache_dirs=list(outcome.paths),
@@ -246,12 +278,64 @@ def build_report(
         listing=listing,
         log_tail=log_tail,
         notes=list(outcome.notes),
-        ready=outcome.ready,
         logged=redact_all(outcome.logged, secrets),
         would_be_stops=list(outcome.would_be_stops),
-        learned=outcome.learned,
-        findings=doubts,
+        findings=[
+            {"category": one.category, "severity": one.severity, "message": one.message} for one in outcome.doubts
+        ],
     )
+
+
+def build_listing(
+    raw: Mapping[str, Any],
+    *,
+    now_s: float,
+    finished: bool,
+    grown_since_scan: int,
+) -> Listing:
+    """Turn the scan process's listing into the report's.
+
+    Args:
+        raw: the answer of the scan process; with `open`, the paths of files that were open for writing.
+        now_s: wall-clock time of the attempt's end.
+        finished: whether the generator ended by itself with exit code 0: then no file is suspected.
+        grown_since_scan: number of the first scan that lies in the last window of writing.
+
+    Returns:
+        The listing.
+    """
+    # A file that was open for writing may be cut, however long ago it changed.
+    open_paths = frozenset(raw.get("open", ()))
+    last_scan = max((entry["grown_scan"] for entry in raw["entries"]), default=-1)
+    entries = []
+    for entry in raw["entries"]:
+        path, size, allocated, scan = (entry[key] for key in ("path", "size_bytes", "allocated_bytes", "grown_scan"))
+        temporary = is_temporary(path.rpartition("/")[2])
+        # Any file written in the last scan that saw growth may have been cut.
+        suspect = not finished and (temporary or path in open_paths or (scan == last_scan and last_scan > 0))
+        sparse = allocated < size * 0.9 and size - allocated > 65536
+        marks: dict[Flag, bool] = {
+            "suspect_partial": suspect,
+            "temporary": temporary,
+            "empty": size == 0,
+            "sparse": sparse,
+            "grew_in_window": scan >= max(1, grown_since_scan),
+        }
+        flags: list[Flag] = [flag for flag, is_set in marks.items() if is_set]
+        modified_s = entry["modified_ns"] / 1e9
+        age_s = round(now_s - modified_s, 3)
+        entries.append(ListingEntry(path, size, allocated, _timestamp(modified_s), age_s, flags))
+    # Of the suspects, too, what grew last stays first.
+    entries.sort(key=lambda entry: "suspect_partial" not in entry.flags)
+    rest, count = [DirectoryTotal(*total) for total in raw["rest"]], raw["total_files"]
+    return Listing(count, raw["total_bytes"], len(entries) < count, entries, rest)
+
+
+def _timestamp(seconds: float) -> str:
+    try:
+        return format_moment(seconds)
+    except (OverflowError, ValueError, OSError):  # a generator may stamp its files with anything
+        return f"{seconds:.0f}"
 
 
 def cached_report(publication: Publication, *, name: str, command: list[str], message: str, started_s: float) -> Report:
@@ -365,8 +449,6 @@ def report_json(report: Report, indent: int | None = 1) -> str:
 def write_report(report: Report, path: Path) -> None:
     """Write a report whole or not at all, in mode 0600 unless the file exists; a device or pipe is written directly.
 
-    If there is no room, the report is shortened and says so.
-
     Args:
         report: the report.
         path: path of the report; an older one is replaced, its mode kept.
@@ -374,16 +456,7 @@ def write_report(report: Report, path: Path) -> None:
     Raises:
         OSError: it cannot be written there.
     """
-    try:
-        write_file(path, _bytes_of(report))
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        for entries in (100, 10, 0):
-            with contextlib.suppress(OSError):
-                write_file(path, _bytes_of(_shortened(report, entries, error.strerror or str(error))))
-                return
-        raise
+    write_file(path, report_json(report).encode("ascii") + b"\n")
 
 
 def write_report_within(files: Files, report: Report, path: Path, timeout_s: float = 10.0) -> str | None:
@@ -419,22 +492,8 @@ def _write_elsewhere(report: Report) -> str:
 
     fd, path = tempfile.mkstemp(prefix="cachewatch-report-", suffix=".json")
     with open(fd, "wb") as file:
-        file.write(_bytes_of(report))
+        file.write(report_json(report).encode("ascii") + b"\n")
     return path
-
-
-def _bytes_of(report: Report) -> bytes:
-    return report_json(report).encode("ascii") + b"\n"
-
-
-def _shortened(report: Report, entries: int, why: str) -> Report:
-    samples, listing = report.growth.samples, report.listing
-    note = f"the report was shortened to {entries} files, 20 samples and 10 log lines: {why}"
-    if listing is not None:
-        cut = listing.truncated or len(listing.entries) > entries
-        listing = replace(listing, truncated=cut, entries=listing.entries[:entries])
-    growth = replace(report.growth, samples=samples[:: max(1, len(samples) // 20)][:20])
-    return replace(report, growth=growth, listing=listing, log_tail=report.log_tail[-10:], notes=[*report.notes, note])
 
 
 def _stop_section(outcome: Outcome, secrets: tuple[str, ...]) -> StopSection | None:
@@ -442,8 +501,8 @@ def _stop_section(outcome: Outcome, secrets: tuple[str, ...]) -> StopSection | N
     if stop is None or stop.why in ("exited", "released"):
         return None
     terminated, killed, survivors = (
-        [ProcessReport(one["pid"], one["state"], redact_argv(one.get("argv", []), secrets)) for one in processes]
-        for processes in (stop.terminated, stop.killed, stop.survivors)
+        [{"pid": one["pid"], "state": one["state"], "argv": redact_argv(one.get("argv", []), secrets)} for one in found]
+        for found in (stop.terminated, stop.killed, stop.survivors)
     )
     return _rounded(StopSection(decided_s, stop.gone_after_s, terminated, killed, survivors))
 

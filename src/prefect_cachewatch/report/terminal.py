@@ -6,7 +6,9 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.report.sections import Lines, Pre, Section, Table, Verdict
+from prefect_cachewatch.common.units import format_bytes, format_duration
+from prefect_cachewatch.report.report import Listing
+from prefect_cachewatch.report.sections import Lines, Section, Verdict
 
 _MOST_ROWS, _MOST_LINES = 10, 10
 
@@ -30,26 +32,25 @@ def write_terminal(verdict: Verdict, told: Iterable[Section], width: int = 80) -
     for section in told:
         label = section.label
         for part in section.parts if label else ():
-            lines: Iterable[str] = ()
-            if isinstance(part, str):
-                lines = [part]
-            elif isinstance(part, Lines):
-                lines = part.lines
-            elif isinstance(part, Pre) and not part.command:
-                lines = part.lines[-_MOST_LINES:]
-            elif isinstance(part, Table):
+            if isinstance(part, Listing):
                 yield from _rows(part, width)
+            lines: tuple[str, ...] = (part,) if isinstance(part, str) else ()
+            if isinstance(part, Lines) and part.kind in ("list", "pre"):
+                lines = part.lines if part.kind == "list" else part.lines[-_MOST_LINES:]
             for line in lines:
                 yield from _wrapped(label, line, width)
                 label = ""
 
 
-def _rows(table: Table, width: int) -> Iterator[str]:
-    for name, flags, age, size, _ in table.rows[:_MOST_ROWS]:
-        head, marks = f"{size.text:>10}  {age.text:>11}  ", for_terminal(" ".join(flags.tags))
-        short = for_terminal(name.text.rpartition("/")[2], max(20, width - len(head) - len(marks) - 2))
-        yield f"{head}{short}  {marks}".rstrip()
-    if len(table.rows) > _MOST_ROWS:
+def _rows(listing: Listing, width: int) -> Iterator[str]:
+    for file in listing.entries[:_MOST_ROWS]:
+        head, flags = (
+            f"{format_bytes(file.size_bytes):>10}  {format_duration(max(0.0, file.age_s)):>11}  ",
+            " ".join(file.flags),
+        )
+        short = for_terminal(file.path.rpartition("/")[2], max(20, width - len(head) - len(flags) - 2))
+        yield f"{head}{short}  {flags}".rstrip()
+    if len(listing.entries) > _MOST_ROWS:
         yield f"{'':>10}  and more in listing.jsonl.gz"
 
 

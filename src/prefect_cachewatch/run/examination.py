@@ -12,30 +12,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.common.mounts import is_in
 from prefect_cachewatch.common.secrets import redact, redact_all
 from prefect_cachewatch.evidence.causes import Cause
 from prefect_cachewatch.evidence.collector import collect_evidence, kept_text, log_text
-from prefect_cachewatch.evidence.ended import EndedProcesses
-from prefect_cachewatch.evidence.model import Evidence, GrowthFacts, Missing
-from prefect_cachewatch.evidence.proctree import sample_processes
-from prefect_cachewatch.evidence.readings import FILLING_BYTES_PER_S
+from prefect_cachewatch.evidence.model import FILLING_BYTES_PER_S, Evidence, GrowthFacts, Missing, ProcessSample
+from prefect_cachewatch.evidence.proctree import EndedProcesses, sample_processes
 from prefect_cachewatch.evidence.rules import find_cause
 from prefect_cachewatch.report.bundle import BundleContent, write_bundle
-from prefect_cachewatch.report.headline import describe_cancelled, how_it_ended, how_long, make_headline
 from prefect_cachewatch.report.report import Report, suspected_paths
+from prefect_cachewatch.report.sections import describe_cancelled, how_it_ended, how_long, make_headline
 from prefect_cachewatch.supervise.open_files import open_for_writing
 from prefect_cachewatch.supervise.output import OutputPump
 from prefect_cachewatch.supervise.proc import signal_name
 from prefect_cachewatch.watching.attempt import Outcome, Watch
 from prefect_cachewatch.watching.outcomes import is_verdict
 from prefect_cachewatch.watching.stall import Verdict
-
-if TYPE_CHECKING:
-    from prefect_cachewatch.evidence.readings import ProcessSample
 
 EVIDENCE_BUDGET_S = 2.0
 _FREEZE_S = 0.3

@@ -19,7 +19,7 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.users import user_name
 from prefect_cachewatch.engine.events import Event, Reported
 from prefect_cachewatch.engine.narrator import Narrator
-from prefect_cachewatch.report.bundlestore import note_end
+from prefect_cachewatch.report.bundle import note_end
 from prefect_cachewatch.report.report import Report, build_report, report_data, report_json, write_report_within
 from prefect_cachewatch.run.doubts import find_doubts
 from prefect_cachewatch.run.examination import PostMortem

@@ -8,9 +8,17 @@ import pytest
 
 from prefect_cachewatch.common.mounts import mount_of, parse_mountinfo
 from prefect_cachewatch.common.proc_locks import lock_waits
-from prefect_cachewatch.evidence.proctree import BlockedCall, decode_syscall
+from prefect_cachewatch.evidence.model import ThreadFacts
+from prefect_cachewatch.evidence.proctree import decode_syscall
 from prefect_cachewatch.evidence.stacks import parse_py_spy
 from prefect_cachewatch.supervise.proc import stat_fields
+
+THREAD = ThreadFacts(7)
+
+
+def call_of(name: str = "", fds: tuple[int, ...] = (), timed: bool | None = None, path: str = "") -> ThreadFacts:
+    return ThreadFacts(7, syscall=name, waits_on=fds, timed=timed, path=path)
+
 
 ZEROS = "0x0 0x0 0x0 0x0 0x0 0x0 0x7ffe 0x7fdc"
 
@@ -18,44 +26,44 @@ ZEROS = "0x0 0x0 0x0 0x0 0x0 0x0 0x7ffe 0x7fdc"
 @pytest.mark.parametrize(
     ("line", "machine", "call"),
     [
-        (f"0 0x5 {ZEROS[4:]}", "x86_64", BlockedCall("read", (5,), False)),
-        (f"63 0x5 {ZEROS[4:]}", "aarch64", BlockedCall("read", (5,), False)),
-        ("202 0x7f 0x80 0x2 0x7ffe 0x0 0x0 0x7ffe 0x7fdc", "x86_64", BlockedCall("futex", (), True, private=True)),
-        (f"61 {ZEROS}", "x86_64", BlockedCall("wait4", (), False)),
-        (f"58 {ZEROS}", "x86_64", BlockedCall("vfork", (), False)),
-        (f"220 {ZEROS}", "aarch64", BlockedCall("clone", (), False)),
-        (f"230 {ZEROS}", "x86_64", BlockedCall("clock_nanosleep", (), True)),
-        ("-1 0x7ffe 0x7fdc", "x86_64", BlockedCall("fault")),
-        ("running", "x86_64", BlockedCall()),
-        ("", "x86_64", BlockedCall()),
-        (f"9999 {ZEROS}", "x86_64", BlockedCall()),
-        (f"0 {ZEROS}", "sparc", BlockedCall()),
-        ("72 0x3 0x1 0x0 0x0 0x0 0x0 0x7ffe 0x7fdc", "x86_64", BlockedCall("fcntl", (3,), None)),
-        ("72 0x3 0x7 0x0 0x0 0x0 0x0 0x7ffe 0x7fdc", "x86_64", BlockedCall("fcntl", (3,), False)),
+        (f"0 0x5 {ZEROS[4:]}", "x86_64", call_of("read", (5,), False)),
+        (f"63 0x5 {ZEROS[4:]}", "aarch64", call_of("read", (5,), False)),
+        ("202 0x7f 0x80 0x2 0x7ffe 0x0 0x0 0x7ffe 0x7fdc", "x86_64", call_of("futex", (), True)),
+        (f"61 {ZEROS}", "x86_64", call_of("wait4", (), False)),
+        (f"58 {ZEROS}", "x86_64", call_of("vfork", (), False)),
+        (f"220 {ZEROS}", "aarch64", call_of("clone", (), False)),
+        (f"230 {ZEROS}", "x86_64", call_of("clock_nanosleep", (), True)),
+        ("-1 0x7ffe 0x7fdc", "x86_64", call_of("fault")),
+        ("running", "x86_64", call_of()),
+        ("", "x86_64", call_of()),
+        (f"9999 {ZEROS}", "x86_64", call_of()),
+        (f"0 {ZEROS}", "sparc", call_of()),
+        ("72 0x3 0x1 0x0 0x0 0x0 0x0 0x7ffe 0x7fdc", "x86_64", call_of("fcntl", (3,), None)),
+        ("72 0x3 0x7 0x0 0x0 0x0 0x0 0x7ffe 0x7fdc", "x86_64", call_of("fcntl", (3,), False)),
     ],
 )
 def test_a_line_of_proc_syscall_is_decoded(line, machine, call):
-    assert decode_syscall(line, machine=machine) == call
+    assert decode_syscall(THREAD, line, machine=machine) == call
 
 
 def test_the_descriptors_of_a_poll_are_read_from_the_threads_memory():
     raw = struct.pack("=ihh", 4, 1, 0) + struct.pack("=ihh", -1, 1, 0) + struct.pack("=ihh", 9, 1, 0)
     memory = {(0x1000, 24): raw}
     line = "7 0x1000 0x3 0xffffffffffffffff 0x0 0x0 0x0 0x7ffe 0x7fdc"
-    call = decode_syscall(line, lambda at, size: memory[(at, size)], machine="x86_64")
-    assert call == BlockedCall("poll", (4, 9), False)
+    call = decode_syscall(THREAD, line, lambda at, size: memory[(at, size)], machine="x86_64")
+    assert call == call_of("poll", (4, 9), False)
 
 
 def test_the_descriptors_of_a_select_are_the_bits_of_its_sets():
     sets = {0x1000: (1 << 3).to_bytes(8, "little"), 0x2000: (1 << 5).to_bytes(8, "little")}
     line = "23 0x6 0x1000 0x2000 0x0 0x0 0x0 0x7ffe 0x7fdc"
-    assert decode_syscall(line, lambda at, size: sets[at], machine="x86_64") == BlockedCall("select", (3, 5), False)
+    assert decode_syscall(THREAD, line, lambda at, size: sets[at], machine="x86_64") == call_of("select", (3, 5), False)
 
 
 def test_the_path_of_an_open_ends_at_its_nul():
     line = "257 0xffffff9c 0x1000 0x0 0x0 0x0 0x0 0x7ffe 0x7fdc"
-    call = decode_syscall(line, lambda at, size: b"/dev/tt/0\0rest", machine="x86_64")
-    assert call == BlockedCall("openat", (), False, "/dev/tt/0")
+    call = decode_syscall(THREAD, line, lambda at, size: b"/dev/tt/0\0rest", machine="x86_64")
+    assert call == call_of("openat", (), False, "/dev/tt/0")
 
 
 def test_a_process_name_with_parentheses_does_not_shift_the_fields(tmp_path):

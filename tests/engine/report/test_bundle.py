@@ -12,7 +12,7 @@ import pytest
 from prefect_cachewatch.common.mounts import parse_mountinfo
 from prefect_cachewatch.evidence.model import Evidence, FilesystemFacts
 from prefect_cachewatch.evidence.rules import find_cause
-from prefect_cachewatch.report import bundle, bundlestore
+from prefect_cachewatch.report import bundle
 from prefect_cachewatch.report.report import GrowthReport, Report, StallReport
 
 REPORT = Report(
@@ -48,7 +48,7 @@ def test_a_listing_that_takes_too_long_is_cut_and_says_so(tmp_path: Path, monkey
     path, told = write(tmp_path / "bundles", cache)
     end = listed(path)[-1]
     assert (end["end"], end["files"], bool(end["cut"])) == (True, 0, True)
-    assert told == bundlestore.load_report(Path(path or ""))["cut"] != []
+    assert told == bundle.load_report(Path(path or ""))["cut"] != []
 
 
 def test_a_file_system_that_hangs_is_not_listed(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ MOUNTS = "1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 8:2 / /home rw - ext4 /dev/b rw\n
 def test_a_bundle_does_not_go_where_the_trouble_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: FilesystemFacts, moves: bool
 ) -> None:
-    monkeypatch.setattr(bundlestore, "read_mounts", lambda: parse_mountinfo(MOUNTS))
-    root = bundlestore.choose_bundle_root([facts], None, {"HOME": "/home/me", "XDG_RUNTIME_DIR": str(tmp_path)})
+    monkeypatch.setattr(bundle, "read_mounts", lambda: parse_mountinfo(MOUNTS))
+    root, note = bundle.choose_bundle_root([facts], {"HOME": "/home/me", "XDG_RUNTIME_DIR": str(tmp_path)})
     usual = Path("/home/me/.local/state/cachewatch/bundles")
-    assert (root.path.parent, bool(root.note)) == ((tmp_path, True) if moves else (usual.parent, False))
+    assert (root.parent, bool(note)) == ((tmp_path, True) if moves else (usual.parent, False))

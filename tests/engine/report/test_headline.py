@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prefect_cachewatch.evidence.causes import Cause
-from prefect_cachewatch.report.headline import how_long, make_headline
+from prefect_cachewatch.report.sections import how_long, make_headline
 
 ROOT = Path(__file__).parents[3]
 LOCK = Cause("waiting_for_lock", "pid 7 (python3) waits for a lock on /c/.build.lock, held by pid 9 (convert.py)")

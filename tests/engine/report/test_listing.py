@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prefect_cachewatch.report.listing import build_listing
+from prefect_cachewatch.report.report import build_listing
 
 NOW_S = 1_700_000_000.0
 

@@ -12,9 +12,16 @@ import pytest
 from prefect_cachewatch.evidence.causes import Cause
 from prefect_cachewatch.evidence.model import Evidence, ProcessFacts
 from prefect_cachewatch.report.html import write_page
-from prefect_cachewatch.report.listing import Listing, ListingEntry
 from prefect_cachewatch.report.markdown import write_markdown
-from prefect_cachewatch.report.report import GrowthReport, Report, StallReport, read_report, report_json
+from prefect_cachewatch.report.report import (
+    GrowthReport,
+    Listing,
+    ListingEntry,
+    Report,
+    StallReport,
+    read_report,
+    report_json,
+)
 from prefect_cachewatch.report.sections import make_verdict, numbers, sections
 from prefect_cachewatch.report.terminal import write_terminal
 from prefect_cachewatch.watching.sections import NextAttempt, Where, Windows
