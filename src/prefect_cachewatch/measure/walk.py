@@ -230,6 +230,7 @@ class Walk:
         identity = hash((own.st_dev, own.st_ino, own.st_mtime_ns, own.st_ctime_ns))
         if identity in self._entered:
             return []
+        os.stat(".", dir_fd=fd)  # one that can be listed and not entered is one error, not one for each file
         listed = os.listdir(fd)
         if here in self._borders:
             listed = [name for name in listed if name not in self._borders[here]]

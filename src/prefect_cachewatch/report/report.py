@@ -90,23 +90,30 @@ class GrowthReport:
 
 
 @dataclass(frozen=True)
-class StopSection:
-    """How the tree was stopped; null where the generator ended by itself.
+class ProcessReport:
+    """One process of the generator's tree."""
 
-    Of each process its pid, its state letter of proc(5) when it was found, and its command line: secrets redacted, at most 32 words.
-    """
+    pid: int
+    #: State letter of proc(5) when it was found.
+    state: str
+    #: Its command line, secrets redacted, at most 32 words.
+    argv: list[str]
+
+
+@dataclass(frozen=True)
+class StopSection:
+    """How the tree was stopped; null where the generator ended by itself."""
 
     #: From the last growth (or the start) to the decision.
     decided_after_last_growth_s: float | None
     #: From the decision to the last process gone.
     gone_after_s: float
-    #: Ended after SIGTERM: of each process its `pid`, `state` (the letter of proc(5) when it was found) and `argv` (secrets redacted, at
-    #: most 32 words).
-    terminated: list[dict[str, Any]]
+    #: Ended after SIGTERM.
+    terminated: list[ProcessReport]
     #: Needed SIGKILL after the grace period.
-    killed: list[dict[str, Any]]
+    killed: list[ProcessReport]
     #: Could not be killed (state D).
-    survivors: list[dict[str, Any]]
+    survivors: list[ProcessReport]
 
 
 @dataclass(frozen=True)
@@ -501,7 +508,7 @@ def _stop_section(outcome: Outcome, secrets: tuple[str, ...]) -> StopSection | N
     if stop is None or stop.why in ("exited", "released"):
         return None
     terminated, killed, survivors = (
-        [{"pid": one["pid"], "state": one["state"], "argv": redact_argv(one.get("argv", []), secrets)} for one in found]
+        [ProcessReport(one["pid"], one["state"], redact_argv(one.get("argv", []), secrets)) for one in found]
         for found in (stop.terminated, stop.killed, stop.survivors)
     )
     return _rounded(StopSection(decided_s, stop.gone_after_s, terminated, killed, survivors))

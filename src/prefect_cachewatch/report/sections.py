@@ -183,7 +183,7 @@ def numbers(report: Report) -> list[tuple[str, str]]:
     if stop is not None:
         ends = f"{len(stop.terminated)} terminated, {len(stop.killed)} killed, {len(stop.survivors)} left"
         rows.append(("Process tree", f"gone after {stop.gone_after_s:.2f} s: {ends}"))
-        rows += [("Could not be killed", f"pid {one['pid']}, state {one['state']}") for one in stop.survivors]
+        rows += [("Could not be killed", f"pid {one.pid}, state {one.state}") for one in stop.survivors]
     rows += [("Log of the generator", where.log if where is not None else None), ("Command", " ".join(report.command))]
     return [(label, value) for label, value in rows if value]
 

@@ -13,7 +13,7 @@ import functools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from prefect_cachewatch.common.statedir import state_home
@@ -141,8 +141,9 @@ class Emptiness:
     def _look(self, supervisor: Supervisor) -> None:
         self._looks += 1
         with contextlib.suppress(OSError):
+            below = descendants(os.getpid())  # before the tree: who is born between the two looks is the tree's
             pids = tree_pids(supervisor)
-            self._ours |= own_files(pids)  # at the end they may be closed
+            self._ours |= own_files(below.keys() - {*pids})  # at the end they may be closed
             for path in directories_written(pids[:_PROCESSES_MAX]):
                 if not self._is_ours(path):
                     self._seen[path] += 1
@@ -244,14 +245,18 @@ def tree_pids(supervisor: Supervisor) -> list[int]:
     return [pid for pid in found if pid not in roots] + (roots if supervisor.includes_roots else [])
 
 
-def own_files(leave_out: Collection[int]) -> set[str]:
+def own_files(helpers: Iterable[int]) -> set[str]:
     """List the files that this process and its helpers have open for writing: the log, the recording, the report.
 
     Args:
-        leave_out: pids below this process that belong to other runs.
+        helpers: their pids.
     """
-    pids = {os.getpid(), *descendants(os.getpid())} - {*leave_out}
-    return {file.target for pid in pids for file in list_open_files(pid, ())[0] if file.access in ("w", "rw")}
+    return {
+        file.target
+        for pid in (os.getpid(), *helpers)
+        for file in list_open_files(pid, ())[0]
+        if file.access in ("w", "rw")
+    }
 
 
 def directories_written(pids: Iterable[int]) -> list[str]:
