@@ -23,14 +23,6 @@ T = TypeVar("T")
 CACHEWATCH = [sys.executable, "-m", "prefect_cachewatch.cli.main"]
 # Options for a command that nothing may end, whatever it writes.
 WELL = ("--allow-empty", "--stall-after", "5m", "--first-write-within", "5m", "--poll", "0.3s", "--grace", "0.5s", "--no-bundle")  # fmt: skip
-# The same command, but the search for new files at an empty end may take as long as a busy machine needs.
-_AT_LEISURE = """
-import prefect_cachewatch.watching.emptiness as emptiness
-from prefect_cachewatch.cli.main import main
-emptiness._SEARCH_S = emptiness._PLACE_S = 60.0
-main()
-"""
-SEARCHES_AT_LEISURE = [sys.executable, "-c", _AT_LEISURE]
 # Upper bounds for a machine that is slow and busy; nothing is asserted close to them.
 PATIENCE_S = 60.0
 

@@ -12,7 +12,7 @@ import pytest
 
 from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.watching.emptiness import Emptiness
-from support import CACHEWATCH, SEARCHES_AT_LEISURE, Ran, mostly_apart, run_exec, running
+from support import CACHEWATCH, Ran, mostly_apart, run_exec, running
 
 WELL = ("--stall-after", "5m", "--first-write-within", "5m", "--poll", "0.3s", "--no-bundle")
 WRITES_SLOWLY = "import sys, time\nfile = open(sys.argv[1], 'wb')\nfor n in range(4): file.write(bytes(9999)); file.flush(); time.sleep(0.4)"
@@ -29,8 +29,7 @@ def python(source: str, *words: object) -> list[str]:
 
 
 def searched(cache: Path, *options: str, command: list[str], cwd: Path | None = None) -> str:
-    """What is said of a run that wrote nothing here, where the search for it has all the time it wants."""
-    return told(run_exec(cache, *WELL, *options, cachewatch=SEARCHES_AT_LEISURE, command=command, cwd=cwd))
+    return told(run_exec(cache, *WELL, *options, command=command, cwd=cwd))
 
 
 def told(ran: Ran) -> str:
