@@ -15,8 +15,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# Workers, schedules, serve(), cancellation, Retry, and the flows in one process.
-PREFECT = ["-m", "server", "tests/orchestration/test_worker.py"]
+# Workers, schedules, serve(), cancellation, Retry, and the contract of all that speaks to Prefect.
+PREFECT = [
+    *("-n", "3", "--dist", "worksteal", "-m", "(server or contract) and not campaign"),
+    "tests/orchestration/test_worker.py",
+    "tests/contract/test_generate_statuses.py",
+    *map(str, sorted((ROOT / "tests" / "contract").glob("test_prefect_*.py"))),
+]
 PYTHON = [
     "tests/orchestration/test_metrics_flow.py",
     "tests/processes/test_output.py",
