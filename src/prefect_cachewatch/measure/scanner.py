@@ -139,8 +139,11 @@ class DirectoryScanner:
             ScanTimeout: no answer in time, or the last request is still unanswered.
             ScanError: the process ended or failed.
         """
+        least_s = self.deadline_s if timeout_s is None else timeout_s
+        if self.pending:
+            self.receive(least_s)  # of a scan that was cut short: nobody waits for its answer any more
         self.send(operation, **arguments)
-        return self.receive(self.deadline_s if timeout_s is None else timeout_s)
+        return self.receive(least_s)
 
     def close(self) -> None:
         """Let the process end; one that is stuck in the kernel ends when the kernel allows it."""

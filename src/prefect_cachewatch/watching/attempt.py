@@ -613,8 +613,8 @@ class Watch:
         # Survivors of a dead run may be writing into these very directories.
         try:
             return describe_leftovers(self.files.run(clear_leftovers, timeout_s=_JANITOR_S))
-        except TimeoutError as error:
-            self._state_answers = False
+        except OSError as error:
+            self._state_answers = not isinstance(error, TimeoutError)
             return [f"leftovers of dead runs were not looked for in {runs_directory()}: {error.strerror}"]
 
     def _sampled(self) -> None:

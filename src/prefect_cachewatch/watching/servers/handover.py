@@ -69,7 +69,8 @@ def hand_over(
     try:
         problem = supervisor.release(_RELEASE_S)
         if problem is not None and supervisor.gone.is_set():
-            remove_record(path)
+            with contextlib.suppress(OSError):  # it names a process that has ended
+                remove_record(path)
             return None
         if problem is not None:
             raise GuardError(problem)

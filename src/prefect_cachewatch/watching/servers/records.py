@@ -20,6 +20,7 @@ from prefect_cachewatch.common.directories import make_own_directory
 from prefect_cachewatch.common.files import write_entry
 from prefect_cachewatch.common.statedir import state_home
 from prefect_cachewatch.common.text import slugify
+from prefect_cachewatch.common.within import within
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.supervise.proc import boot_id, is_alive
 from prefect_cachewatch.supervise.reading import find_by_run_token
@@ -34,6 +35,7 @@ from prefect_cachewatch.supervise.supervisor import RunningServer
 _SUFFIX = ".json"
 _TREE_MAX = 2000
 _LOGS_MAX = 50
+_WITHIN_S = 10.0
 
 State = Literal["running", "ended", "elsewhere", "refused"]
 
@@ -161,12 +163,16 @@ def write_record(record: ServerRecord) -> Path:
     """
     path = record_path(record.name, record.run_id)
     try:
-        with Opened(make_own_directory(path.parent)) as here:
-            write_entry(here, path.name, json.dumps(asdict(record), indent=1).encode() + b"\n", sync=True)
-            _prune_logs(path.parent)
+        within(_WITHIN_S, _write, path, record)
     except OSError as error:
         raise _unwritable(path, error) from error
     return path
+
+
+def _write(path: Path, record: ServerRecord) -> None:
+    with Opened(make_own_directory(path.parent)) as here:
+        write_entry(here, path.name, json.dumps(asdict(record), indent=1).encode() + b"\n", sync=True)
+        _prune_logs(path.parent)
 
 
 def list_servers() -> list[FoundServer]:
@@ -201,8 +207,11 @@ def remove_record(path: Path) -> None:
 
     Args:
         path: path of the record.
+
+    Raises:
+        OSError: it cannot be removed, or its file system does not answer.
     """
-    path.unlink(missing_ok=True)
+    within(_WITHIN_S, lambda: path.unlink(missing_ok=True))
 
 
 def _unwritable(path: Path, error: OSError) -> InputError:
