@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -294,7 +296,12 @@ class ShownRun:
         emit_generation_event("stall_reported", report.name, describe_end(report)[2], self._resource)
         self._logger.error(report.message)
         self._name_bundle(report)
-        publish_failure(report, self._logger, _STALL_PATIENCE_S)
+        # In a thread, which is left behind: this one has to go on reading, and a request to a mute API takes minutes.
+        context = contextvars.copy_context()
+        arguments = publish_failure, report, self._logger, _STALL_PATIENCE_S
+        teller = threading.Thread(target=context.run, args=arguments, name="cachewatch-stall", daemon=True)
+        teller.start()
+        teller.join(_STALL_PATIENCE_S)
 
     def _name_bundle(self, report: Report) -> None:
         if report.bundle is not None:

@@ -177,7 +177,7 @@ def _state_of(told: Told, retry: RetryPolicy, logger: AnyLogger) -> State[Any]:
     """Return the state of a run that has ended, by what is left of it."""
     bye, report = told.bye, told.report
     assert bye is not None, "a run that was not refused has an end"
-    if bye.outcome == "cancelled":  # its block or its signal asked for it, and raises that in the flow otherwise
+    if bye.outcome == "cancelled":  # a signal asked for it
         raise TerminationSignal(signal.SIGTERM)
     assert report is not None, "a run that was not cancelled before its first attempt has a report"
     if bye.outcome == "cached":

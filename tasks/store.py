@@ -22,7 +22,7 @@ _OPTIONS: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
 def activate_cache(
     store: str, name: str, build_id: str | None = None, verify: Literal["quick", "full"] = "quick"
 ) -> Activation:
-    """Make a whole build current.
+    """Make a whole build current; one that was found unhealthy or damaged stays out until a person activates it.
 
     Args:
         store: root of the store.
@@ -33,7 +33,7 @@ def activate_cache(
     Returns:
         The switch that was made.
     """
-    switched = CacheStore(store).activate(name, build_id, verify=verify)
+    switched = CacheStore(store).activate(name, build_id, verify=verify, forgive=False)
     emit_cache_event("activated", name, _payload(switched))
     get_run_logger().info("%s is current now at %s", switched.build_id, switched.path)
     return switched

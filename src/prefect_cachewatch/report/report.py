@@ -208,8 +208,7 @@ class Report:
     would_be_stops: list[ReportedStall] = field(default_factory=list)
     #: The window that was learned from earlier runs; null if the configured one held.
     learned: LearnedWindow | None = None
-    #: Of a completed run that did not use the whole cache that it found; null for every other.
-    #: Null for a run that had nothing to do.
+    #: Host, user, process, windows and log; null for a run that had nothing to do.
     where: Where | None = None
     cachewatch_version: str = __version__
     schema_version: Literal[1] = 1

@@ -129,9 +129,9 @@ def check_root(root: str | os.PathLike[str]) -> Path:
     if not text or "\0" in text:
         raise StoreError("the store's root is no path: give a directory such as /mnt/caches")
     path = Path(os.path.realpath(text))
-    if not path.exists():
+    if not os.path.lexists(path):
         raise StoreError(f"the store {shown} does not exist: create the directory first (mkdir -p {shown})", path=text)
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise StoreError(f"the store {shown} is not a directory: give one such as /mnt/caches", path=text)
     if path in (Path("/"), Path(os.path.realpath(Path.home()))):
         raise StoreError(f"{shown} cannot be a store: give a directory of its own, such as {path}/caches", path=text)

@@ -42,6 +42,8 @@ _NOTE_MAX = 4096
 class HeldLock(Closing):
     """A lock that is held until `close`, the end of the `with` block, or the end of the process."""
 
+    _fd = -1
+
     def __init__(self, fd: int) -> None:
         # Parked: a child closes it without waiting for its file system.
         self._fd = park(fd)
@@ -214,8 +216,9 @@ def _hold(
                 raise StoreError(f"the lock file '{shown}' was put there by something else: remove it")
             try:
                 if take(fd) and _is_still(directory_fd, name, fd):
+                    lock = HeldLock(fd)
                     stack.pop_all()
-                    return HeldLock(fd)
+                    return lock
             except OSError as error:
                 raise StoreError(
                     f"the file system of the store cannot lock files ({os.strerror(error.errno or 0)}): "

@@ -112,8 +112,10 @@ def change_begun(path: str, directory_fd: int | None, changes: Mapping[str, Any]
         found: Any = None
         with contextlib.suppress(ValueError):
             found = _parse(file.read(_LIMIT_BYTES))
+        data = _encode({**(found if isinstance(found, dict) else {}), **changes})
+        os.posix_fallocate(fd, MARK_BYTES, len(data))  # on a full disk the old record stays whole
         file.seek(MARK_BYTES)
-        file.write(_encode({**(found if isinstance(found, dict) else {}), **changes}))
+        file.write(data)
         file.truncate()
         file.flush()
         os.fsync(fd)
@@ -175,11 +177,12 @@ def is_fresh(folder: CacheFolder, beat_ns: int) -> bool:
     Where no file can be made, as on a full disk, it is this host's clock, less than an hour. A sign that cannot be read is
     fresh: two writers at once would be worse.
     """
+    if beat_ns < 0:
+        return True
     try:
-        now_ns = make_stamp(folder.builds_fd).changed_ns
+        return 0 <= make_stamp(folder.builds_fd).changed_ns - beat_ns < 2 * BEAT_S * 1e9
     except OSError:
-        now_ns = time.time_ns() - _CLOCKS_DIFFER_NS
-    return beat_ns < 0 or 0 <= now_ns - beat_ns < 2 * BEAT_S * 1e9
+        return beat_ns > time.time_ns() - _CLOCKS_DIFFER_NS
 
 
 def end_beat(folder: CacheFolder, build_id: str) -> None:

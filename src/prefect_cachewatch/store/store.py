@@ -37,7 +37,7 @@ from prefect_cachewatch.store.layout import (
 )
 from prefect_cachewatch.store.locks import HeldLock, hold_shared, hold_switch
 from prefect_cachewatch.store.records import Manifest, leave_current, read_bad, read_manifest, write_bad
-from prefect_cachewatch.store.tree import scan_build
+from prefect_cachewatch.store.tree import ScannedFile, scan_build
 from prefect_cachewatch.store.verify import Problem, Verdict, compare_manifests, require_whole
 from prefect_cachewatch.store.writer import StagedBuild, begin_build, find_abandoned
 
@@ -102,7 +102,7 @@ class CacheStore:
             )
 
     def _has(self, name: str) -> bool:
-        return (self.root / name / BUILDS).is_dir()
+        return os.path.isdir(self.root / name / BUILDS)  # false also where this user may not look
 
     def current_path(self, name: str) -> str:
         """The path for plain readers: the link that is switched in one step."""
@@ -192,8 +192,8 @@ class CacheStore:
                 last = newest(build for build in list_builds(folder) if build.is_whole)
                 size = (last.total_bytes or 0) if last else 0
                 for build_id, _ in find_abandoned(folder, resumes) if resumes is not None else ():
-                    with contextlib.suppress(StoreError), open_build(folder, build_id) as fd:
-                        there_bytes = scan_build(fd).total_bytes
+                    with contextlib.suppress(StoreError, OSError), open_build(folder, build_id) as fd:
+                        there_bytes = sum(_on_disk(fd, file) for file in scan_build(fd).files)
                     break
         self.require_fit()
         if expected_bytes is not None:
@@ -529,3 +529,9 @@ def _switch(folder: CacheFolder, previous: str | None, build_id: str) -> None:
         if previous and exists(folder.builds_fd, previous):
             leave_current(folder, previous)
         layout.switch_link(folder.fd, CURRENT, f"{BUILDS}/{build_id}")
+
+
+def _on_disk(build_fd: int, file: ScannedFile) -> int:
+    """What of a file takes room: a reserved one may have its size and no block."""
+    blocks = os.stat(file.path, dir_fd=build_fd, follow_symlinks=False).st_blocks
+    return min(file.size_bytes, 512 * blocks)

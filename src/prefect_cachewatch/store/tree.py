@@ -97,11 +97,26 @@ def scan_build(build_fd: int) -> BuildTree:
     except OSError as error:
         told = f"cannot read the build: {os.strerror(error.errno or 0)}; does something still write into it?"
         raise StoreError(told) from None
-    tree.unreadable += [(path, os.strerror(13)) for path in closed if path not in tree.others]
+    for path in closed:
+        if path not in tree.others and path.count("/") <= _MAX_DEPTH:
+            _require_denied(build_fd, path)
+            tree.unreadable.append((path, os.strerror(13)))
     tree.files.sort(key=lambda file: file.path)
     for found in (tree.links, tree.others, tree.escapes, tree.unreadable):
         found.sort()
     return tree
+
+
+def _require_denied(build_fd: int, path: str) -> None:
+    """Raise StoreError unless this user may not enter a directory: what failed for a moment is no fault of the build."""
+    why = "it could not be opened a moment ago"
+    try:
+        os.close(open_below(build_fd, path))
+    except PermissionError:
+        return
+    except OSError as error:
+        why = os.strerror(error.errno or 0)
+    raise StoreError(f"cannot read {for_terminal(path, 1000)} of the build: {why}")
 
 
 def _sort_in(tree: BuildTree, fd: int, entry: os.DirEntry[str], path: str, top: Entry, real_root: str) -> None:

@@ -160,7 +160,7 @@ def begin_build(
                 directory_fd = resources.enter_context(open_build(folder, build_id))
                 # It tells that its writer lives, even if the lock file is removed.
                 record = folder.builds_fd, build_id + BEGUN
-                resources.enter_context(hold_exclusive(*record, _purpose(folder), past_readers=False))
+                resources.enter_context(hold_exclusive(*record, _purpose(folder), past_readers=False, wait_s=1.0))
             except BaseException:
                 end_beat(folder, build_id)
                 raise
@@ -334,7 +334,7 @@ class StagedBuild(Closing):
         Returns:
             All findings, refusals first; see `checks.check_tree`.
         """
-        with self._open() as fd:
+        with refusing("check", self.path), self._open() as fd:
             self.checked = tree = scan_build(fd)
             last = newest(build for build in list_builds(self._folder) if build.is_whole)
             found = [*check_tree(tree, policy, last.total_bytes if last else None), *extra]
