@@ -1,6 +1,6 @@
 """Random plans beside simpy, which shares no code with the planner: how long a batch takes.
 
-`python -m tests.engine.capacity.capacity_judge 160` prints the table of docs/capacity.md, with `mix` behind it that of mixes
+`python -m tests.engine.capacity.capacity_judge 160` prints the row of docs/reliability.md, with `mix` behind it that of mixes
 with small bursts.
 
 The judge knows hosts: each job stays on the host that it was given, and its stream gets the least of an even share of its
