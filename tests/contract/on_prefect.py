@@ -93,10 +93,13 @@ class Runs:
             )
             answers = [line.removeprefix("answer ") for line in said.splitlines() if line.startswith("answer ")]
             assert answers, errors[-4000:]
-            return {
-                run["key"]: self.look_at(server, run["id"], run["key"], run["last"]) | {"result": run["result"]}
-                for run in json.loads(answers[0])
-            }
+            try:
+                return {
+                    run["key"]: self.look_at(server, run["id"], run["key"], run["last"]) | {"result": run["result"]}
+                    for run in json.loads(answers[0])
+                }
+            except AssertionError as error:  # what was lost on the way is told there
+                raise AssertionError(f"{error}; the runs' process said: {errors[-8000:]}") from error
 
         try:
             with ThreadPoolExecutor(1) as waiting:

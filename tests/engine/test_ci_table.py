@@ -65,6 +65,13 @@ def test_what_fails_and_passes_alone_is_let_through_some_times_and_is_named() ->
     assert not table(steps, reports, [], {"test": Report(1), "test-ui": Report(LET_THROUGH)})[1]
 
 
+def test_the_tests_of_a_file_whose_fixture_fails_are_one_cause() -> None:
+    cases = [f'<testcase classname="t.ends" name="{n}"><error/></testcase>' for n in range(60)]
+    report = Report.parse(f'<s>{"".join(cases)}<testcase classname="t.ends" name="x"><failure/></testcase></s>')
+    assert (len(report.failed), report.causes) == (61, 2)
+    assert table([Step("test", 2, 60)], {"test": report}, [], {"test": Report(61)})[1]
+
+
 # A make that only tells what it was asked for: of BROKEN targets a test fails, of UNLUCKY ones once.
 MAKE = f"""#!{sys.executable}
 import os, re, sys
