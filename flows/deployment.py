@@ -90,7 +90,7 @@ def _deploy(
     built = summary.publication
     assert built is not None
     cached = built.current is not None
-    previous = None if cached else activate_cache(store, name, built.build_id).previous
+    previous = None if cached else activate_cache(store, name, built.build_id, forgive=False).previous
     if health is not None:
         env = {variable: value.replace(PLACEHOLDER, built.path) for variable, value in env.items()}
         result = check_deployment(health, built.path, env)

@@ -20,20 +20,25 @@ _OPTIONS: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
 
 @task(name="activate-cache", task_run_name="activate-cache", **_OPTIONS)
 def activate_cache(
-    store: str, name: str, build_id: str | None = None, verify: Literal["quick", "full"] = "quick"
+    store: str,
+    name: str,
+    build_id: str | None = None,
+    verify: Literal["quick", "full"] = "quick",
+    forgive: bool = True,
 ) -> Activation:
-    """Make a whole build current; one that was found unhealthy or damaged stays out until a person activates it.
+    """Make a whole build current.
 
     Args:
         store: root of the store.
         name: the cache.
         build_id: which build; default the last published one.
         verify: how much of it is checked before the switch.
+        forgive: whether one that was found unhealthy or damaged may be current again; false where no person asks for it.
 
     Returns:
         The switch that was made.
     """
-    switched = CacheStore(store).activate(name, build_id, verify=verify, forgive=False)
+    switched = CacheStore(store).activate(name, build_id, verify=verify, forgive=forgive)
     emit_cache_event("activated", name, _payload(switched))
     get_run_logger().info("%s is current now at %s", switched.build_id, switched.path)
     return switched
