@@ -8,6 +8,8 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from prefect_cachewatch.supervise.turns import read_each
+
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _EVERY_S = 1.0
 _TREE = ("flow", "guard", "scanner", "generator")
@@ -67,11 +69,12 @@ class Meter:
 
     def _sample(self) -> None:
         now_s, alive = time.monotonic(), dict[int, tuple[int, int]]()
+        # In ascending order, so that a parent is mostly seen before its children. A process of another test may hang.
+        pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+        stats = read_each(pids, lambda pid: _read(pid, "stat"))
         with self._lock:
-            # In ascending order, so that a parent is mostly seen before its children.
-            for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
-                text = _read(pid, "stat")
-                if not text:
+            for pid in pids:
+                if not (text := stats.get(pid)):
                     continue
                 words = text[text.rindex(b")") + 2 :].split()
                 if words[0] in b"ZX":
@@ -98,7 +101,8 @@ class Meter:
             return Seen(self._roots[pid], None, None)
         link = alive.get(parent)
         above = self._seen.get(link) if link else None
-        environ, argv = _read(pid, "environ"), _read(pid, "cmdline").rstrip(b"\0")
+        told = read_each([pid], lambda pid: (_read(pid, "environ"), _read(pid, "cmdline").rstrip(b"\0")))
+        environ, argv = told.get(pid, (b"", b""))
         if self._mark not in environ and above is None:
             return None
         run = None
