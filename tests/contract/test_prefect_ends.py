@@ -84,7 +84,8 @@ def look_at_workers_runs(server: Server, runs: Runs) -> dict[str, Any]:
     """Cancel a run on a worker and one in the pause between two attempts, and kill the process of another."""
     pool = f"ends-{uuid.uuid4().hex[:6]}"
     deployment = {"name": pool, "entrypoint": "prefect_cachewatch.flows.generate_cache", "work_pool": {"name": pool}}
-    (runs.folder / "prefect.yaml").write_text(json.dumps({"pull": None, "deployments": [deployment]}))
+    pull = [{"prefect.deployments.steps.set_working_directory": {"directory": "."}}]
+    (runs.folder / "prefect.yaml").write_text(json.dumps({"pull": pull, "deployments": [deployment]}))
     server.prefect("work-pool", "create", pool, "--type", "process", cwd=runs.folder)
     server.prefect("deploy", "--prefect-file", "prefect.yaml", "--all", cwd=runs.folder)
     fails = parameters(runs.cache("between"), "raise SystemExit('no such layer')", "between", retry={"backoff_s": 300})
