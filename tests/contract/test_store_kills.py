@@ -46,7 +46,7 @@ def campaign(root: Path, scenario: str, how: str, stride: int) -> dict[str, Any]
 
 # Who reads beside it, which calls it must be hit at, and how many at least.
 SCENARIOS: dict[str, tuple[str, set[str], int]] = {
-    "publish": ("plain", {"mkdir", "symlink", "unlink"}, 25),
+    "publish": ("plain", {"mkdir", "symlink"}, 25),
     "resume": ("plain", {"unlink", "symlink"}, 25),
     "refuse": ("pinned", {"mkdir", "unlink", "rmdir"}, 20),
     "switch": ("pinned", {"symlink", "rmdir"}, 20),
