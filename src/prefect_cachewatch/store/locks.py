@@ -240,10 +240,14 @@ def _is_own(directory_fd: int, fd: int) -> bool:
 
 
 def _is_still(directory_fd: int, name: str, fd: int) -> bool:
-    # Another process removed or replaced the file since our open: then our lock protects nothing.
-    try:
-        there = os.stat(name, dir_fd=directory_fd, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    ours = os.fstat(fd)
-    return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+    # Another process removed or replaced the file since our open: then our lock protects nothing. Looked at thrice: some file
+    # systems give a file another number between two looks.
+    for _ in range(3):
+        try:
+            there = os.stat(name, dir_fd=directory_fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        ours = os.fstat(fd)
+        if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino):
+            return True
+    return False
