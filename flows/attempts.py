@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from prefect.blocks.system import Secret
 from prefect.futures import PrefectFuture
 
 from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.within import within
 from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.engine.client import is_silent, silence
 from prefect_cachewatch.engine.events import (
@@ -297,11 +297,15 @@ class ShownRun:
         self._logger.error(report.message)
         self._name_bundle(report)
         # In a thread, which is left behind: this one has to go on reading, and a request to a mute API takes minutes.
-        context = contextvars.copy_context()
-        arguments = publish_failure, report, self._logger, _STALL_PATIENCE_S
-        teller = threading.Thread(target=context.run, args=arguments, name="cachewatch-stall", daemon=True)
-        teller.start()
-        teller.join(_STALL_PATIENCE_S)
+        with contextlib.suppress(TimeoutError):
+            within(
+                _STALL_PATIENCE_S,
+                contextvars.copy_context().run,
+                publish_failure,
+                report,
+                self._logger,
+                _STALL_PATIENCE_S,
+            )
 
     def _name_bundle(self, report: Report) -> None:
         if report.bundle is not None:

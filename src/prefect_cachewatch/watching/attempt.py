@@ -46,7 +46,6 @@ from prefect_cachewatch.watching.outcomes import (
     describe_stall,
     describe_told,
     is_failure,
-    is_verdict,
 )
 from prefect_cachewatch.watching.sections import (
     Attachment,
@@ -120,11 +119,6 @@ class Outcome:
     def learned_stop(self) -> LearnedWindow | None:
         """The learned window that it was stopped by; None if it was stopped by a configured one, or not at all."""
         return self.learned if (self.name, self.kind) == ("stalled", "no_growth") else None
-
-    @property
-    def was_stopped(self) -> bool:
-        """Whether cachewatch ended the generator, rather than the generator itself."""
-        return self.name == "cancelled" or is_verdict(self.name)
 
 
 class Watch:
